@@ -1,0 +1,40 @@
+"""What the gateway knows of engines: rendered prompts and the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefix_store.base import BlockHash
+from prefix_store.hashing import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the engine will see it."""
+
+    num_tokens: int
+    block_hashes: Sequence[BlockHash]
+    """The chain of its full blocks, below the routing root of the tenant."""
+    token_ids: TokenIds
+    """Shape (num_tokens,), int32."""
+
+
+class EngineAdapterError(Exception):
+    """Base of every error of this package."""
+
+
+class RenderingError(EngineAdapterError):
+    """The prompt cannot be rendered here (the engine may still answer it, or refuse it)."""
+
+
+class EngineUnreachableError(EngineAdapterError):
+    """No connection to the engine."""
+
+
+class EngineTimeoutError(EngineAdapterError):
+    """The engine accepted the request and then fell silent."""
+
+
+class LaunchError(EngineAdapterError):
+    """An engine could not be started; the message says what to change."""

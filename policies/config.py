@@ -1,0 +1,148 @@
+"""The one YAML file: what may stand in it, what its defaults are."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from policies.base import Duration, Settings, Size
+from policies.eviction import Eviction, LruEviction
+
+MIB = 1024**2
+GIB = 1024**3
+
+
+class ModelConfig(Settings):
+    """The model that the engines serve."""
+
+    name: str = "smollm2-135m-instruct"
+    """The name that clients send as `model`."""
+    path: str | None = None
+    """Directory with weights, tokenizer and chat template. Unset: the demo model, fetched once."""
+    max_model_len: int = Field(default=8192, ge=64)
+    """Context length in tokens."""
+
+
+class EngineConfig(Settings):
+    """One vLLM replica."""
+
+    kind: Literal["vllm"] = "vllm"
+    id: str = "engine-0"
+    url: str = "http://127.0.0.1:8000"
+    events: str | None = None
+    """ZMQ endpoint on which the engine publishes KV events. `ipc://...`: the engine binds, we
+    connect. `tcp://...`: vLLM connects, so we bind. Unset: ipc in the runtime directory."""
+    events_replay: str | None = None
+    """ZMQ endpoint of the engine's replay socket (the engine binds). Unset: ipc likewise."""
+    block_size: int = Field(default=32, ge=1)
+    """Tokens per KV block: multiples of 32 on CPUs, 16 is usual on CUDA."""
+    kv_cache: Size = Field(default=Size(GIB), ge=64 * MIB)
+    """KV memory of an engine that Headstart launches on a CPU (a GPU engine sizes its own)."""
+    extra_args: list[str] = []
+    """More arguments for vLLM, as they stand on its command line."""
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if not re.match(r"^https?://[^/]+", value):
+            raise ValueError(f"{value!r} is not an http(s) URL, such as http://127.0.0.1:8000")
+        return value.rstrip("/")
+
+
+class MemoryTierConfig(Settings):
+    """The shared-memory arena."""
+
+    capacity: Size = Field(default=Size(GIB), ge=MIB)
+    eviction: Eviction = LruEviction()
+    verify: bool = True
+    """Check the payload's checksum at every load (about as fast as the copy itself)."""
+
+
+class StoreConfig(Settings):
+    """The store server of this host. Relative socket paths lie below the runtime directory."""
+
+    id: str = "store-0"
+    socket: str | None = None
+    """Unix socket for control. Unset: store.sock in the runtime directory."""
+    events: str | None = None
+    """ZMQ endpoint on which the store publishes its events (it binds). Unset: ipc in the runtime
+    directory."""
+    events_replay: str | None = None
+    memory: MemoryTierConfig = MemoryTierConfig()
+    lease: Duration = Field(default=30.0, ge=1.0, le=600.0)
+    """How long blocks that an engine is about to load are protected from eviction."""
+
+
+class LimitsConfig(Settings):
+    """What the gateway accepts."""
+
+    max_body: Size = Field(default=Size(16 * MIB), ge=1024)
+    max_concurrent_requests: int = Field(default=256, ge=1)
+    """Requests that are with an engine at the same time."""
+    max_waiting_requests: int = Field(default=256, ge=0)
+    """Requests that may wait for a place; more are answered with 429 and `retry-after`."""
+    max_wait: Duration = Field(default=30.0, ge=0.0)
+    """A request that waited this long for a place is answered with 503 and `retry-after`."""
+    header_timeout: Duration = Field(default=30.0, gt=0.0)
+    """From the connection to the end of the request's headers and body."""
+    idle_timeout: Duration = Field(default=75.0, gt=0.0)
+    """Keep-alive connections without a request are closed after this time."""
+    connect_timeout: Duration = Field(default=5.0, gt=0.0)
+    upstream_idle_timeout: Duration = Field(default=600.0, gt=0.0)
+    """Longest silence of an engine in the middle of an answer."""
+    drain_timeout: Duration = Field(default=30.0, ge=0.0)
+    """At shutdown, running answers get this long to end."""
+    index_memory: Size = Field(default=Size(256 * MIB), ge=MIB)
+    """Bound of the radix index."""
+    memo_memory: Size = Field(default=Size(128 * MIB), ge=MIB)
+    """Bound of the memo of rendered prefixes."""
+
+
+class TenantConfig(Settings):
+    """Clients that share one cache. Others can neither use nor time its blocks."""
+
+    key_file: str
+    """File with this tenant's API keys, one a line."""
+
+
+class HeadstartConfig(Settings):
+    """Everything. Every key has a default, so an empty file is valid."""
+
+    listen: str = "127.0.0.1:8080"
+    model: ModelConfig = ModelConfig()
+    engines: Annotated[list[EngineConfig], Field(min_length=1)] = [EngineConfig()]
+    store: StoreConfig | None = StoreConfig()
+    """`store: null` runs without a store: only the engines' own caches are reused."""
+    limits: LimitsConfig = LimitsConfig()
+    tenants: dict[str, TenantConfig] = {}
+    """Empty: no API key is asked for and everybody is the tenant `default`."""
+    salt_secret_file: str | None = None
+    """File with the secret from which tenants' salts are derived; the same for all gateways of a
+    fleet. Unset: made once in the state directory."""
+    runtime_dir: str | None = None
+    """Sockets of this host. Unset: headstart-<uid> in the user's runtime or temporary directory."""
+
+    @field_validator("listen")
+    @classmethod
+    def _host_port(cls, value: str) -> str:
+        if not re.match(r"^\S+:\d{1,5}$", value) or int(value.rpartition(":")[2]) > 65535:
+            raise ValueError(f"{value!r} is not HOST:PORT, such as 127.0.0.1:8080")
+        return value
+
+    @model_validator(mode="after")
+    def _unique_ids(self) -> HeadstartConfig:
+        ids = [engine.id for engine in self.engines]
+        twice = sorted({i for i in ids if ids.count(i) > 1})
+        if twice:
+            raise ValueError(f"engines: the id {twice[0]!r} stands twice; ids must differ")
+        return self
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])

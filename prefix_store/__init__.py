@@ -1,0 +1,1 @@
+"""Blocks, hashing, the radix index, the tiers that hold KV bytes, store server and client."""

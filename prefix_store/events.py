@@ -1,0 +1,99 @@
+"""KV events in vLLM's wire format: msgspec structs, tagged, in batches that are arrays.
+
+Source: vllm/distributed/kv_events.py of vLLM 0.32. The store publishes the same structs, so one
+subscriber serves both, and other routers can follow the store. Fields that are newer than this
+copy are ignored by the decoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+ExternalHash = bytes | int
+"""vLLM's block hash: 32 bytes, or its low 64 bits as an integer (the engine's default)."""
+
+MEDIUM_DEVICE = "GPU"
+MEDIUM_MEMORY = "CPU"
+MEDIUM_STORAGE = "STORAGE"
+
+
+class KVEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Base of the three events."""
+
+
+class BlockStored(KVEvent):
+    """Blocks that a holder has from now on, a run after `parent_block_hash`."""
+
+    block_hashes: list[ExternalHash]
+    parent_block_hash: ExternalHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    """One entry a block; the salt is in the first block's."""
+    group_idx: int | None = None
+
+
+class BlockRemoved(KVEvent):
+    """Blocks that a holder has no more."""
+
+    block_hashes: list[ExternalHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(KVEvent):
+    """The holder is empty."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one step of an engine or of a store changed."""
+
+    ts: float
+    """time.time() at the publisher."""
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class BlocksLoaded(msgspec.Struct, tag=True, gc=False):
+    """A connector has loaded stored blocks for a request. Published on its own topic, since it is
+    not one of vLLM's events."""
+
+    request_id: str
+    """The engine's id of the request; it ends with the `x-request-id` that the gateway sent."""
+    num_tokens: int
+    num_bytes: int
+    duration_s: float
+    ok: bool
+    """False: the load failed and the tokens were recomputed."""
+    preempted: bool = False
+    """True: a repeat after a preemption, which saves nothing and is not counted as reuse."""
+
+
+TOPIC_BLOCKS = b"kv-events"
+TOPIC_LOADS = b"kv-loads"
+
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+
+_batch_encoder = msgspec.msgpack.Encoder()
+_batch_decoder = msgspec.msgpack.Decoder(EventBatch)
+_loaded_decoder = msgspec.msgpack.Decoder(BlocksLoaded)
+
+
+def encode(message: EventBatch | BlocksLoaded) -> bytes:
+    """The third frame of a message."""
+    return _batch_encoder.encode(message)
+
+
+def decode_batch(frame: bytes) -> EventBatch:
+    """Raises msgspec.DecodeError for anything but an event batch."""
+    return _batch_decoder.decode(frame)
+
+
+def decode_loaded(frame: bytes) -> BlocksLoaded:
+    """Raises msgspec.DecodeError for anything but a load report."""
+    return _loaded_decoder.decode(frame)
