@@ -40,7 +40,7 @@ class EngineConfig(Settings):
     """Tokens per KV block: multiples of 32 on CPUs, 16 is usual on CUDA."""
     kv_cache: Size = Field(default=Size(GIB), ge=64 * MIB)
     """KV memory of an engine that Headstart launches on a CPU (a GPU engine sizes its own)."""
-    extra_args: list[str] = []
+    extra_args: tuple[str, ...] = ()
     """More arguments for vLLM, as they stand on its command line."""
 
     @field_validator("url")
@@ -112,11 +112,11 @@ class HeadstartConfig(Settings):
 
     listen: str = "127.0.0.1:8080"
     model: ModelConfig = ModelConfig()
-    engines: Annotated[list[EngineConfig], Field(min_length=1)] = [EngineConfig()]
+    engines: Annotated[tuple[EngineConfig, ...], Field(min_length=1)] = (EngineConfig(),)
     store: StoreConfig | None = StoreConfig()
     """`store: null` runs without a store: only the engines' own caches are reused."""
     limits: LimitsConfig = LimitsConfig()
-    tenants: dict[str, TenantConfig] = {}
+    tenants: dict[str, TenantConfig] = Field(default_factory=dict)
     """Empty: no API key is asked for and everybody is the tenant `default`."""
     salt_secret_file: str | None = None
     """File with the secret from which tenants' salts are derived; the same for all gateways of a

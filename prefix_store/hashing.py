@@ -37,8 +37,16 @@ def namespace_root(namespace: Namespace, salt: str) -> BlockHash:
     """Root of the chain in a store: KV bytes are shared only below equal namespaces and salts."""
     n = namespace
     return digest(
-        "headstart-kv-1", n.weights, n.adapter, n.dtype, n.kv_dtype, n.kv_layout,
-        str(n.block_size), str(n.rank), str(n.world_size), salt,
+        "headstart-kv-1",
+        n.weights,
+        n.adapter,
+        n.dtype,
+        n.kv_dtype,
+        n.kv_layout,
+        str(n.block_size),
+        str(n.rank),
+        str(n.world_size),
+        salt,
     )
 
 
@@ -52,9 +60,7 @@ def next_hash(parent: BlockHash, tokens: bytes, extra: bytes = b"") -> BlockHash
     return BlockHash(xxhash.xxh3_128_digest(parent + tokens + extra))
 
 
-def extend_chain(
-    parent: BlockHash, token_ids: TokenIds, block_size: int
-) -> list[BlockHash]:
+def extend_chain(parent: BlockHash, token_ids: TokenIds, block_size: int) -> list[BlockHash]:
     """Hashes of the full blocks of `token_ids` that follow `parent`; a partial tail is left out."""
     raw = token_ids.data.cast("B") if token_ids.size else memoryview(b"")
     step = block_size * 4
