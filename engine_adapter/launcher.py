@@ -1,0 +1,193 @@
+"""Starts vLLM with the flags that Headstart relies on (tried with the versions in TESTED_VLLM)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from engine_adapter.base import LaunchError
+from engine_adapter.vllm_build import Platform, VllmBuild
+from policies.config import EngineConfig, HeadstartConfig
+from prefix_store.runtime_dir import RuntimePaths
+
+CONNECTOR = {
+    "kv_connector": "HeadstartConnector",
+    "kv_connector_module_path": "engine_adapter.connector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+}
+EVENTS_TOPIC = "kv-events"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """One command line: what `headstart engine` runs and `--print` shows."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """Set on top of the environment that the launcher itself has."""
+
+    def shell(self) -> str:
+        """The command as a line to copy into a shell."""
+        assignments = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
+        return " ".join([*assignments, shlex.join(self.argv)])
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What is chosen at the command line and not in the configuration."""
+
+    host: str | None = None
+    """Address to listen on; None: the host of the engine's URL."""
+    dev_mode: bool = False
+    """Development endpoints of vLLM, such as POST /reset_prefix_cache."""
+    python: str = sys.executable
+
+
+def build_command(
+    config: HeadstartConfig,
+    engine: EngineConfig,
+    paths: RuntimePaths,
+    model_dir: Path,
+    platform: Platform,
+    *,
+    options: LaunchOptions | None = None,
+) -> EngineCommand:
+    """The command for one replica; pure. LaunchError for what vLLM could not run."""
+    options = options or LaunchOptions()
+    address = urlsplit(engine.url)
+    if address.scheme != "http" or address.path not in ("", "/"):
+        raise LaunchError(
+            f"engine {engine.id}: url {engine.url} cannot be launched here; "
+            "give http://HOST:PORT without a path"
+        )
+    if platform is Platform.CPU and engine.block_size % 32:
+        raise LaunchError(
+            f"engine {engine.id}: block_size is {engine.block_size}, but vLLM on CPUs needs a "
+            "multiple of 32 (32 reuses most)"
+        )
+    argv = (
+        options.python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *("--model", str(model_dir)),
+        *("--served-model-name", config.model.name),
+        *("--host", options.host or address.hostname or "127.0.0.1"),
+        *("--port", str(address.port or 80)),
+        *("--block-size", str(engine.block_size)),
+        *("--max-model-len", str(config.model.max_model_len)),
+        *_platform_flags(engine, platform),
+        "--enable-prefix-caching",
+        "--enable-prompt-tokens-details",
+        "--enable-per-request-metrics",
+        *("--kv-events-config", _events_flag(engine, paths)),
+        *_connector_flags(config, engine, paths),
+        *engine.extra_args,
+    )
+    return EngineCommand(argv, _environment(model_dir, options))
+
+
+def _platform_flags(engine: EngineConfig, platform: Platform) -> Sequence[str]:
+    # The flag takes bytes; the older VLLM_CPU_KVCACHE_SPACE only whole GiB.
+    if platform is Platform.CPU:
+        return ("--enforce-eager", "--kv-cache-memory-bytes", str(int(engine.kv_cache)))
+    return ()
+
+
+def _events_flag(engine: EngineConfig, paths: RuntimePaths) -> str:
+    return json.dumps(
+        {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": paths.engine_events(engine),
+            "replay_endpoint": paths.engine_replay(engine),
+            "topic": EVENTS_TOPIC,
+        }
+    )
+
+
+def _connector_flags(
+    config: HeadstartConfig, engine: EngineConfig, paths: RuntimePaths
+) -> Sequence[str]:
+    if config.store is None:
+        return ()
+    extra = {
+        "headstart.store_socket": str(paths.store_socket(config)),
+        "headstart.engine_id": engine.id,
+    }
+    value = json.dumps({**CONNECTOR, "kv_connector_extra_config": extra})
+    return ("--kv-transfer-config", value)
+
+
+def _environment(model_dir: Path, options: LaunchOptions) -> dict[str, str]:
+    env = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # Full hashes in events instead of their low 64 bits.
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+    }
+    if model_dir.is_absolute():
+        env["HF_HUB_OFFLINE"] = "1"
+    if options.dev_mode:
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+    return env
+
+
+def check_launch(command: EngineCommand, build: VllmBuild, model_dir: Path) -> None:
+    """Everything that can be known to be wrong before vLLM is started; LaunchError says it."""
+    build.check_tested()
+    if not (model_dir / "config.json").is_file():
+        raise LaunchError(f"no model in {model_dir} (config.json is missing): set model.path")
+    host = command.argv[command.argv.index("--host") + 1]
+    port = int(command.argv[command.argv.index("--port") + 1])
+    if not port_is_free(host, port):
+        raise LaunchError(
+            f"port {port} on {host} is in use: stop what listens there or change the engine's url"
+        )
+    _check_torchvision(command.argv[0])
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _check_torchvision(python: str) -> None:
+    """A torchvision of another torch keeps transformers from loading any model configuration."""
+    probe = (
+        "import importlib.util as u, sys\nsys.exit(0 if u.find_spec('torchvision') is None else 3)"
+    )
+    if subprocess.run([python, "-c", probe], check=False, capture_output=True).returncode != 3:
+        return
+    done = subprocess.run(
+        [python, "-c", "import torchvision"], check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["unknown error"])[-1]
+        raise LaunchError(
+            f"torchvision does not fit this torch ({reason}); text models do not need it: "
+            "run `pip uninstall -y torchvision torchaudio torchcodec`"
+        )
+
+
+def exec_engine(command: EngineCommand) -> NoReturn:
+    """Become the engine: this process is replaced."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command.argv[0], command.argv, {**os.environ, **command.env})

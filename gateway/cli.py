@@ -1,0 +1,186 @@
+"""The command `headstart`: what it understands. Each subcommand is a module with a `run(args)`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import NoReturn, TypeAlias, cast
+
+from engine_adapter.base import EngineAdapterError
+from gateway.user_error import UserError
+
+USER_ERROR = 2
+WINDOWS = ("since_start", "1m", "10m", "1h")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes at the command line are one sentence, like every other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"headstart: {message}; see `{self.prog} --help`\n")
+
+
+def build_parser() -> _Parser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="headstart",
+        description="A gateway that reuses prompt prefixes for self-hosted LLMs on vLLM.",
+        epilog="Start with `headstart demo`. Everything is configured by one file: --config.",
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("headstart"))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add in (_serve, _store, _engine, _demo, _stats, _doctor, _model):
+        add(commands)
+    return parser
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # argparse has no public name for it
+
+
+def _command(
+    commands: _Commands, name: str, module: str, text: str, example: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(module=module)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="configuration; default: ./headstart.yaml where it exists, else built-in defaults",
+    )
+    return parser
+
+
+def _log_level(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+
+
+def _serve(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "serve",
+        "gateway.cli_serve",
+        "run the gateway, with a store and an engine of its own when no engines are configured",
+        "examples:\n"
+        "  headstart serve                           gateway, store and engine on this machine\n"
+        "  headstart serve --config headstart.yaml   the gateway in front of the engines listed\n"
+        "  headstart serve --config headstart.yaml --with-store --with-engine",
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where clients connect")
+    parser.add_argument("--with-store", action="store_true", help="start the store server too")
+    parser.add_argument("--with-engine", action="store_true", help="start the engines listed too")
+    _log_level(parser)
+
+
+def _store(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "store",
+        "gateway.cli_store",
+        "run the store server of this host, which keeps KV blocks in shared memory",
+        "example:\n  headstart store --config headstart.yaml",
+    )
+    _log_level(parser)
+
+
+def _engine(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "engine",
+        "gateway.cli_engine",
+        "start vLLM with the flags and the connector that Headstart needs",
+        "examples:\n"
+        "  headstart engine --print                       only show the command\n"
+        "  headstart engine --config headstart.yaml --id engine-1\n"
+        "  headstart engine -- --max-num-seqs 64          more arguments for vLLM",
+    )
+    parser.add_argument("--id", metavar="ID", help="which engine of the configuration (the first)")
+    parser.add_argument("--host", metavar="HOST", help="address to listen on (that of its url)")
+    parser.add_argument("--print", action="store_true", help="show the command, start nothing")
+    parser.add_argument(
+        "--dev-mode",
+        action="store_true",
+        help="vLLM's development endpoints, such as POST /reset_prefix_cache: not for production",
+    )
+    parser.add_argument("vllm_args", nargs="*", metavar="-- ARGS", help="more arguments for vLLM")
+
+
+def _demo(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        "gateway.demo",
+        "show on this machine how a stored prefix is reused, also after the engine restarted",
+        "examples:\n"
+        "  headstart demo           show it, then keep serving until Ctrl-C\n"
+        "  headstart demo --exit    show it and end; exit code 0 only if the reuse really happened",
+    )
+    parser.add_argument("--exit", action="store_true", help="end after the conversation")
+
+
+def _stats(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "stats",
+        "gateway.cli_stats",
+        "show what the cache did: hits, tokens saved, time to first token",
+        "examples:\n  headstart stats\n  headstart stats --window 1m --watch\n"
+        "  headstart stats --json | python -m json.tool",
+    )
+    parser.add_argument("--url", metavar="URL", help="the gateway (http:// and `listen`)")
+    parser.add_argument("--window", choices=WINDOWS, default="since_start")
+    parser.add_argument("--json", action="store_true", help="as the gateway sends it")
+    parser.add_argument("--watch", action="store_true", help="again every two seconds")
+
+
+def _doctor(commands: _Commands) -> None:
+    _command(
+        commands,
+        "doctor",
+        "gateway.doctor",
+        "check every handshake between gateway, engines and store and say what to change",
+        "example:\n  headstart doctor --config headstart.yaml",
+    )
+
+
+def _model(commands: _Commands) -> None:
+    _command(
+        commands,
+        "model",
+        "gateway.cli_model",
+        "fetch the demo model once and print the directory where it is",
+        'example:\n  ls "$(headstart model)"',
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 2 for what the user has to mend."""
+    args = build_parser().parse_args(argv)
+    # Loaded late: `headstart stats` needs neither tokenizers nor an event loop.
+    run = cast(Callable[[argparse.Namespace], int], importlib.import_module(args.module).run)
+    try:
+        return run(args)
+    except (UserError, EngineAdapterError) as error:
+        sys.stderr.write(f"headstart: {error}\n")
+        return USER_ERROR
+    except BrokenPipeError:
+        # The reader of our output is gone (`headstart stats | head`); say nothing more to it.
+        sys.stderr.close()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
