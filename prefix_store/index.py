@@ -16,10 +16,10 @@ from prefix_store.base import BlockHash, StoreError
 
 V = TypeVar("V")
 
-NODE_BYTES = 280
+NODE_BYTES = 320
 """Memory of one node with its hash and its dictionary entry (upper bound, held to by a test)."""
 
-CANDIDATE_BYTES = 240
+CANDIDATE_BYTES = 400
 """Memory of one place in the eviction queue, stale entries included."""
 
 
@@ -171,7 +171,7 @@ class RadixIndex(Generic[V]):
 
     @property
     def memory_bytes(self) -> int:
-        """What the index itself takes (an upper bound; values are not counted)."""
+        """What the index itself takes: an upper bound but for 16 KiB; values are not counted."""
         return len(self._nodes) * NODE_BYTES + len(self._queue) * CANDIDATE_BYTES
 
     def _is_candidate(self, node: Node[V]) -> bool:

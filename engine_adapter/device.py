@@ -1,0 +1,241 @@
+"""Copies between an engine's paged KV cache and block records. The only device-specific code.
+
+A record's payload is one block of every layer: shape (layers, bytes_per_layer), so what is one
+contiguous run per layer on the device is one row in the payload.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from engine_adapter.base import EngineAdapterError
+from prefix_store.hashing import digest
+
+
+class UnsupportedLayoutError(EngineAdapterError):
+    """The engine's KV cache is laid out in a way that is not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """An engine's KV cache as bytes: `tensor` is uint8 of shape (layers, blocks, bytes_per_layer),
+    a view of the engine's memory."""
+
+    tensor: torch.Tensor
+    layout: str
+    """Fingerprint: equal for two engines exactly when a block's bytes mean the same."""
+
+    @property
+    def block_bytes(self) -> int:
+        return int(self.tensor.shape[0] * self.tensor.shape[2])
+
+    @classmethod
+    def of(cls, kv_caches: Mapping[str, torch.Tensor], num_blocks: int) -> PagedKV:
+        """View the per-layer tensors that vLLM registers (each `[kernel blocks, ...]`, all in one
+        allocation). Raises UnsupportedLayoutError."""
+        layers = [kv_caches[name] for name in sorted(kv_caches, key=_layer_order)]
+        if not layers:
+            raise UnsupportedLayoutError("the engine registered no KV cache")
+        first = layers[0]
+        size = first.element_size()
+        per_block, rest = divmod(first.shape[0], num_blocks)
+        page = first[0].numel()
+        row_bytes = per_block * page * size
+        if rest or not _is_dense(first[0]) or (per_block > 1 and first.stride(0) != page):
+            raise UnsupportedLayoutError(f"blocks are not contiguous: {_describe(first)}")
+        starts = [layer.data_ptr() for layer in layers]
+        strides = {b - a for a, b in zip(starts, starts[1:], strict=False)} or {row_bytes}
+        same = all(
+            layer.shape == first.shape
+            and layer.stride() == first.stride()
+            and layer.dtype == first.dtype
+            and layer.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            for layer in layers
+        )
+        if not same or len(strides) != 1 or min(strides) <= 0:
+            raise UnsupportedLayoutError(
+                "the layers differ in shape or are not evenly spaced in one allocation"
+            )
+        view = torch.empty(0, dtype=torch.uint8, device=first.device).set_(
+            first.untyped_storage(),
+            starts[0] - first.untyped_storage().data_ptr(),
+            (len(layers), num_blocks, row_bytes),
+            (strides.pop(), first.stride(0) * size * per_block, 1),
+        )
+        meaning = [
+            ",".join(sorted(kv_caches, key=_layer_order)), str(first.dtype), str(per_block),
+            str(tuple(first.shape[1:])), str(first.stride()[1:]),
+        ]  # fmt: skip
+        return cls(view, digest("headstart-layout-1", *meaning).hex())
+
+
+class Transfer(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """Block until the bytes are there."""
+
+
+class BlockMover(Protocol):
+    """Copies whole blocks. Payloads are writable views of the arena, one for each block id."""
+
+    def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
+        """Device to payloads. Later work of the engine waits for it; the caller need not."""
+
+    def scatter(self, payloads: Sequence[memoryview], block_ids: Sequence[int]) -> Transfer:
+        """Payloads to device, after the work that the engine had under way at `mark`."""
+
+    def mark(self) -> None:
+        """Remember what the engine has under way now; called in the engine's own thread."""
+
+    def adopt(self, arena: memoryview) -> None:
+        """Make this arena's memory fast for the device. Called once for each mapping."""
+
+
+def block_mover(kv: PagedKV) -> BlockMover:
+    """The mover for the device that the KV cache is on."""
+    if kv.tensor.device.type == "cuda":
+        return CudaMover(kv)
+    return HostMover(kv)
+
+
+class _Done:
+    def wait(self) -> None:
+        return
+
+
+class HostMover:
+    """The KV cache is host memory: one strided copy for each block, in the calling thread."""
+
+    def __init__(self, kv: PagedKV) -> None:
+        self._rows = kv.tensor.numpy()
+
+    def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
+        shape = (self._rows.shape[0], self._rows.shape[2])
+        for block_id, payload in zip(block_ids, payloads, strict=True):
+            target = np.frombuffer(payload, dtype=np.uint8).reshape(shape)
+            target[...] = self._rows[:, block_id]
+        return _Done()
+
+    def scatter(self, payloads: Sequence[memoryview], block_ids: Sequence[int]) -> Transfer:
+        shape = (self._rows.shape[0], self._rows.shape[2])
+        for block_id, payload in zip(block_ids, payloads, strict=True):
+            self._rows[:, block_id] = np.frombuffer(payload, dtype=np.uint8).reshape(shape)
+        return _Done()
+
+    def mark(self) -> None:
+        return
+
+    def adopt(self, arena: memoryview) -> None:
+        return
+
+
+class _CudaTransfer:
+    def __init__(self, event: Any, keep: object) -> None:
+        self._event = event
+        self._keep = keep  # staging memory must outlive the copies that read it
+
+    def wait(self) -> None:
+        self._event.synchronize()
+        self._keep = None
+
+
+class CudaMover:
+    """The KV cache is on a CUDA device: one gather or scatter kernel for all layers and blocks,
+    one asynchronous copy for each block, on a stream of its own, from and to pinned memory."""
+
+    def __init__(self, kv: PagedKV) -> None:
+        wide = _widest(kv.tensor)
+        self._rows = kv.tensor.view(wide) if wide is not torch.uint8 else kv.tensor
+        self._dtype = wide
+        self._device = kv.tensor.device
+        self._stream = torch.cuda.Stream(self._device)
+        self._engine_work: Any = None
+
+    def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
+        engine = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(engine)
+        with torch.cuda.stream(self._stream):
+            ids = (
+                torch.tensor(block_ids, device="cpu")
+                .pin_memory()
+                .to(self._device, non_blocking=True)
+            )
+            staged = self._rows.index_select(1, ids).transpose(0, 1).contiguous()
+            for i, payload in enumerate(payloads):
+                self._host(payload).copy_(staged[i].view(-1), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        engine.wait_event(event)  # the blocks may be freed and overwritten by the next step
+        return _CudaTransfer(event, (staged, ids))
+
+    def scatter(self, payloads: Sequence[memoryview], block_ids: Sequence[int]) -> Transfer:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if self._engine_work is not None:
+                self._stream.wait_event(self._engine_work)
+            layers, _, width = self._rows.shape
+            staged = torch.empty(
+                (len(block_ids), layers, width), dtype=self._dtype, device=self._device
+            )
+            for i, payload in enumerate(payloads):
+                staged[i].view(-1).copy_(self._host(payload), non_blocking=True)
+            ids = torch.tensor(block_ids, device=self._device)
+            self._rows.index_copy_(1, ids, staged.transpose(0, 1))
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return _CudaTransfer(event, (staged, ids))
+
+    def mark(self) -> None:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        self._engine_work = event
+
+    def adopt(self, arena: memoryview) -> None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
+        status = torch.cuda.cudart().cudaHostRegister(address, len(arena), 0)
+        if int(status) not in (0, _ALREADY_REGISTERED):
+            raise EngineAdapterError(
+                f"CUDA cannot pin the store's arena (error {int(status)}); raise the limit of "
+                "locked memory (ulimit -l, or `ulimits: memlock` in a container)"
+            )
+
+    def _host(self, payload: memoryview) -> torch.Tensor:
+        return torch.frombuffer(payload, dtype=self._dtype)
+
+
+_ALREADY_REGISTERED = 712
+
+
+def _widest(rows: torch.Tensor) -> torch.dtype:
+    """The widest integer type in which all offsets and lengths are whole."""
+    units = [rows.shape[2], rows.stride(0), rows.stride(1), rows.data_ptr()]
+    for dtype, size in ((torch.int64, 8), (torch.int32, 4), (torch.int16, 2)):
+        if all(unit % size == 0 for unit in units):
+            return dtype
+    return torch.uint8
+
+
+def _layer_order(name: str) -> tuple[object, ...]:
+    parts = name.split(".")
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+
+
+def _is_dense(block: torch.Tensor) -> bool:
+    """Whether a block's elements fill one run of memory, in whatever order."""
+    pairs = zip(block.stride(), block.shape, strict=True)
+    expected = 1
+    for stride, length in sorted(pair for pair in pairs if pair[1] > 1):
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}, {tensor.dtype}"

@@ -1,0 +1,357 @@
+"""The memory tier: which block lies where in the arena, who reads it, who writes it.
+
+free + used + reserved = capacity at every moment. A block is visible only after its commit; a
+leased block is never moved or overwritten, not even after it was dropped.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.config import MemoryTierConfig
+from prefix_store import events
+from prefix_store.base import BlockHash
+from prefix_store.extents import Extent, ExtentAllocator
+from prefix_store.index import Node, RadixIndex
+from prefix_store.record import RecordHeader, read_header
+
+RESERVATION_S = 60.0
+"""A writer that did not commit by then has lost its place."""
+
+MAX_LEASES = 65_536
+
+
+class Removal(enum.StrEnum):
+    """Why a block went."""
+
+    CAPACITY = "capacity"
+    CORRUPT = "corrupt"
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """Where a visible block lies."""
+
+    extent: Extent
+    salt: str
+    """Of the tenant; only with the first block of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedRun:
+    """A prefix's resident run."""
+
+    num_blocks: int
+    lease: int
+    """0: nothing was leased."""
+    leased: Sequence[Extent]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    nodes: list[Node[StoredBlock]]
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    block_hash: BlockHash
+    parent: BlockHash | None
+    extent: Extent
+    expires: float
+    held_parent: Node[StoredBlock] | None
+    """Leased, so that it does not go to make room for its own child."""
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Since the start."""
+
+    matches: int = 0
+    blocks_asked: int = 0
+    blocks_matched: int = 0
+    blocks_stored: int = 0
+    blocks_duplicate: int = 0
+    blocks_orphaned: int = 0
+    blocks_refused: int = 0
+    leases_expired: int = 0
+    reservations_expired: int = 0
+    removals: Counter[Removal] = field(default_factory=Counter)
+
+
+class MemoryTier:
+    """Pure bookkeeping over a view of the arena; every call is atomic. `now` is time.monotonic().
+    `publish` gets what changed, in order."""
+
+    def __init__(
+        self,
+        config: MemoryTierConfig,
+        view: memoryview,
+        lease_s: float,
+        publish: Callable[[list[events.KVEvent]], None],
+    ) -> None:
+        self._view = view
+        self._lease_s = lease_s
+        self._publish = publish
+        self._space = ExtentAllocator(len(view))
+        self._index: RadixIndex[StoredBlock] = RadixIndex(config.eviction)
+        self._leases: OrderedDict[int, _Lease] = OrderedDict()
+        self._reservations: OrderedDict[int, _Reservation] = OrderedDict()
+        self._reserved_hashes: Counter[BlockHash] = Counter()
+        self._dropped: dict[int, Node[StoredBlock]] = {}
+        self._lease_ids = itertools.count(1)
+        self._reserved_bytes = 0
+        self.counters = TierCounters()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._space.capacity_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self._space.free_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._reserved_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Of visible blocks and of dropped ones that somebody still reads."""
+        return self._space.used_bytes - self._reserved_bytes
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._leases)
+
+    @property
+    def num_leased_blocks(self) -> int:
+        return sum(len(lease.nodes) for lease in self._leases.values())
+
+    def match(self, hashes: Sequence[BlockHash], lease_from: int, now: float) -> MatchedRun:
+        """The resident run of a prefix; its blocks from `lease_from` on are leased."""
+        nodes = self._index.match(hashes)
+        self._index.touch(nodes)
+        counters = self.counters
+        counters.matches += 1
+        counters.blocks_asked += len(hashes)
+        counters.blocks_matched += len(nodes)
+        wanted = nodes[lease_from:]
+        if not wanted or len(self._leases) >= MAX_LEASES:
+            return MatchedRun(len(nodes), 0, ())
+        lease = next(self._lease_ids)
+        self._index.lease(wanted)
+        self._leases[lease] = _Lease(wanted, now + self._lease_s)
+        return MatchedRun(len(nodes), lease, [node.value.extent for node in wanted])
+
+    def release(self, lease: int) -> None:
+        """End a lease; unknown and expired ones are ignored."""
+        held = self._leases.pop(lease, None)
+        if held is not None:
+            self._unlease(held.nodes)
+
+    def reserve(
+        self,
+        parent: BlockHash | None,
+        hashes: Sequence[BlockHash],
+        record_bytes: int,
+        now: float,
+    ) -> list[Extent | None]:
+        """Room for a run of blocks below `parent` (None: the run starts a prompt). None stands for
+        a block that is here or being written already, and for one that finds no room."""
+        self.expire(now)
+        places: list[Extent | None] = [None] * len(hashes)
+        held = self._index.get(parent) if parent is not None else None
+        if parent is not None and held is None and not self._reserved_hashes[parent]:
+            self.counters.blocks_orphaned += len(hashes)
+            return places
+        for i, block_hash in enumerate(hashes):
+            resident = self._index.get(block_hash)
+            if resident is None and not self._reserved_hashes[block_hash]:
+                if held is not None:
+                    self._index.lease([held])
+                extent = self._make_room(record_bytes)
+                if extent is None:
+                    if held is not None:
+                        self._index.release([held])
+                    self.counters.blocks_refused += len(hashes) - i
+                    break
+                self._reservations[extent.offset] = _Reservation(
+                    block_hash, parent, extent, now + RESERVATION_S, held
+                )
+                self._reserved_hashes[block_hash] += 1
+                self._reserved_bytes += extent.num_bytes
+                places[i] = extent
+            parent, held = block_hash, resident
+        return places
+
+    def commit(self, offsets: Sequence[int], salt: str) -> None:
+        """Make reserved blocks visible, in this order. What has no parent here, is here already or
+        is not what was reserved is dropped."""
+        stored: list[tuple[Node[StoredBlock], RecordHeader]] = []
+        for offset in offsets:
+            reservation = self._end_reservation(offset)
+            if reservation is None:
+                continue
+            node_and_header = self._admit(reservation, salt)
+            if node_and_header is None:
+                self._space.free(reservation.extent)
+            else:
+                stored.append(node_and_header)
+        if stored:
+            self._publish(_stored_events(stored))
+
+    def cancel(self, offsets: Sequence[int]) -> None:
+        """Give reserved places back."""
+        for offset in offsets:
+            reservation = self._end_reservation(offset)
+            if reservation is not None:
+                self._space.free(reservation.extent)
+
+    def drop(self, block_hash: BlockHash, reason: Removal = Removal.CORRUPT) -> int:
+        """Take a block and what hangs below it out; returns how many went."""
+        return self._removed(self._index.remove(block_hash), reason)
+
+    def clear(self) -> int:
+        """Take everything out that nobody leases; returns how many blocks went."""
+        gone: list[Node[StoredBlock]] = []
+        while (node := self._index.evict()) is not None:
+            gone.append(node)
+        return self._removed(gone, Removal.CLEARED)
+
+    def expire(self, now: float) -> None:
+        """End leases and reservations whose time is over."""
+        while self._leases:
+            lease, held = next(iter(self._leases.items()))
+            if held.expires > now:
+                break
+            self.release(lease)
+            self.counters.leases_expired += 1
+        while self._reservations:
+            offset, reservation = next(iter(self._reservations.items()))
+            if reservation.expires > now:
+                break
+            self.cancel([offset])
+            self.counters.reservations_expired += 1
+
+    def snapshot(self) -> list[events.KVEvent]:
+        """Everything that is visible, as events, parents first."""
+        stored = []
+        for node in self._index.nodes():
+            header = read_header(self._record(node.value.extent))
+            if header is not None:
+                stored.append((node, header))
+        return _stored_events(stored)
+
+    def _admit(
+        self, reservation: _Reservation, salt: str
+    ) -> tuple[Node[StoredBlock], RecordHeader] | None:
+        block_hash, parent = reservation.block_hash, reservation.parent
+        header = read_header(self._record(reservation.extent))
+        if block_hash in self._index:
+            self.counters.blocks_duplicate += 1
+            return None
+        if header is None or header.block_hash != block_hash:
+            self.counters.blocks_refused += 1
+            return None
+        if parent is not None and parent not in self._index:
+            self.counters.blocks_orphaned += 1
+            return None
+        block = StoredBlock(reservation.extent, salt if parent is None else "")
+        self.counters.blocks_stored += 1
+        return self._index.insert(parent, block_hash, block), header
+
+    def _record(self, extent: Extent) -> memoryview:
+        return self._view[extent.offset : extent.offset + extent.num_bytes]
+
+    def _make_room(self, num_bytes: int) -> Extent | None:
+        gone: list[Node[StoredBlock]] = []
+        while (extent := self._space.allocate(num_bytes)) is None:
+            victim = self._index.evict()
+            if victim is None:
+                break
+            self._space.free(victim.value.extent)
+            gone.append(victim)
+        if gone:
+            self._announce_removal(gone, Removal.CAPACITY)
+        return extent
+
+    def _end_reservation(self, offset: int) -> _Reservation | None:
+        reservation = self._reservations.pop(offset, None)
+        if reservation is None:
+            return None
+        self._reserved_bytes -= reservation.extent.num_bytes
+        self._reserved_hashes[reservation.block_hash] -= 1
+        if not self._reserved_hashes[reservation.block_hash]:
+            del self._reserved_hashes[reservation.block_hash]
+        if reservation.held_parent is not None:
+            self._unlease([reservation.held_parent])
+        return reservation
+
+    def _unlease(self, nodes: list[Node[StoredBlock]]) -> None:
+        self._index.release(nodes)
+        for node in nodes:
+            if node.leases == 0 and self._dropped.pop(id(node), None) is not None:
+                self._space.free(node.value.extent)
+
+    def _removed(self, nodes: list[Node[StoredBlock]], reason: Removal) -> int:
+        for node in nodes:
+            if node.leases:
+                self._dropped[id(node)] = node
+            else:
+                self._space.free(node.value.extent)
+        if nodes:
+            self._announce_removal(nodes, reason)
+        return len(nodes)
+
+    def _announce_removal(self, nodes: list[Node[StoredBlock]], reason: Removal) -> None:
+        self.counters.removals[reason] += len(nodes)
+        hashes: list[events.ExternalHash] = [node.hash for node in nodes]
+        self._publish([events.BlockRemoved(hashes, events.MEDIUM_MEMORY)])
+
+
+def _stored_events(
+    stored: Sequence[tuple[Node[StoredBlock], RecordHeader]],
+) -> list[events.KVEvent]:
+    """One event for each run of blocks that follow one another."""
+    result: list[events.KVEvent] = []
+    last: BlockHash | None = None
+    for node, header in stored:
+        tokens = np.frombuffer(header.token_ids, dtype="<i4").tolist()
+        parent = node.parent.hash if node.parent is not None else None
+        run = result[-1] if result else None
+        follows = (
+            isinstance(run, events.BlockStored)
+            and parent is not None
+            and parent == last
+            and run.block_size == header.shape.num_tokens
+        )
+        if follows and isinstance(run, events.BlockStored) and run.extra_keys is not None:
+            run.block_hashes.append(node.hash)
+            run.token_ids.extend(tokens)
+            run.extra_keys.append(None)
+        else:
+            keys = [node.value.salt] if node.value.salt else None
+            result.append(
+                events.BlockStored(
+                    [node.hash],
+                    parent,
+                    tokens,
+                    header.shape.num_tokens,
+                    medium=events.MEDIUM_MEMORY,
+                    extra_keys=[keys],
+                    group_idx=0,
+                )
+            )
+        last = node.hash
+    return result

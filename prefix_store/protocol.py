@@ -1,0 +1,207 @@
+"""What a store's clients and the store say to each other over its Unix socket.
+
+A frame is 4 bytes little-endian length + one msgpack message. The first exchange is Hello and
+Welcome; the arena's descriptor comes with the Welcome. Messages marked "one way" have no answer,
+every other message has exactly one, in order.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from prefix_store.base import HASH_BYTES, BlockHash, StoreProtocolError
+from prefix_store.events import BlocksLoaded
+
+VERSION = 1
+MAX_FRAME_BYTES = 4 * 1024**2
+
+
+class Hello(msgspec.Struct, tag=True):
+    """First message of a client."""
+
+    version: int
+    client: str
+    """Who this is, for the stats: an engine's id or a tool's name."""
+    connector: bool = False
+    """True for an engine's connector."""
+
+
+class Welcome(msgspec.Struct, tag=True):
+    """Answer to Hello."""
+
+    version: int
+    store: str
+    incarnation: int
+    """Differs between two starts of the store: offsets of one mean nothing to the other."""
+    arena_bytes: int
+    lease_s: float
+    verify: bool
+
+
+class Match(msgspec.Struct, tag=True):
+    """How many blocks of this prefix are here? Those from `lease_from` on are leased."""
+
+    hashes: bytes
+    lease_from: int
+    """Index of the first block that will be loaded."""
+
+
+class Matched(msgspec.Struct, tag=True):
+    """Answer to Match."""
+
+    num_blocks: int
+    """Contiguous from the start."""
+    lease: int
+    """0: nothing was leased."""
+    offsets: list[int]
+    """Of the leased blocks' records."""
+
+
+class Release(msgspec.Struct, tag=True):
+    """A lease is not needed any more. One way."""
+
+    lease: int
+    loaded: BlocksLoaded | None = None
+    """What the load delivered, to be published."""
+
+
+class Reserve(msgspec.Struct, tag=True):
+    """Room for these blocks, please; a run that hangs below `parent`."""
+
+    parent: bytes
+    """Hash of the block before the run, or the root."""
+    is_root: bool
+    hashes: bytes
+    record_bytes: int
+
+
+class Reserved(msgspec.Struct, tag=True):
+    """Answer to Reserve."""
+
+    offsets: list[int | None]
+    """One for each block; None: it is here already, or there is no room."""
+
+
+class Commit(msgspec.Struct, tag=True):
+    """The reserved records at `offsets` are complete; make them visible. One way."""
+
+    offsets: list[int]
+    salt: str = ""
+    """The tenant's salt, for the events of a prompt's first block."""
+
+
+class Cancel(msgspec.Struct, tag=True):
+    """Reserved records that will not be written. One way."""
+
+    offsets: list[int]
+
+
+class Drop(msgspec.Struct, tag=True):
+    """This block failed its check: take it out, with what hangs below it. One way."""
+
+    block_hash: bytes
+
+
+class Clear(msgspec.Struct, tag=True):
+    """Take everything out that is not leased."""
+
+
+class Cleared(msgspec.Struct, tag=True):
+    """Answer to Clear."""
+
+    num_blocks: int
+
+
+class GetStats(msgspec.Struct, tag=True):
+    """Figures, please."""
+
+
+class StoreStats(msgspec.Struct, tag=True):
+    """Answer to GetStats: the state of the store and its counters since its start."""
+
+    store: str
+    incarnation: int
+    uptime_s: float
+    capacity_bytes: int
+    used_bytes: int
+    """Committed blocks, including those that were dropped while somebody still reads them."""
+    reserved_bytes: int
+    """Being written."""
+    blocks: int
+    leases: int
+    leased_blocks: int
+    connectors: list[str]
+    """Engines whose connector is connected."""
+    matches: int
+    blocks_asked: int
+    blocks_matched: int
+    blocks_stored: int
+    blocks_duplicate: int
+    """Written by two engines at the same time; the second copy was dropped."""
+    blocks_orphaned: int
+    """Not taken since their parent was gone."""
+    blocks_refused: int
+    """Not taken since everything else was leased or being written."""
+    evictions: dict[str, int]
+    """By reason: capacity, corrupt, cleared."""
+    leases_expired: int
+    reservations_expired: int
+    loads: int
+    loads_failed: int
+    tokens_loaded: int
+    bytes_loaded: int
+
+
+class Refused(msgspec.Struct, tag=True):
+    """The store cannot talk to this client; it closes the connection."""
+
+    reason: str
+
+
+Request = Hello | Match | Release | Reserve | Commit | Cancel | Drop | Clear | GetStats
+Answer = Welcome | Matched | Reserved | Cleared | StoreStats | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(Request)
+_answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def frame(message: Request | Answer) -> bytes:
+    """A message ready for the socket."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+def frame_length(header: bytes) -> int:
+    """Length of the message behind a 4-byte header. Raises StoreProtocolError."""
+    length = int.from_bytes(header, "little")
+    if length > MAX_FRAME_BYTES:
+        raise StoreProtocolError(f"a message of {length} bytes; at most {MAX_FRAME_BYTES} go")
+    return length
+
+
+def decode_request(body: bytes) -> Request:
+    """Raises StoreProtocolError."""
+    try:
+        return _request_decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise StoreProtocolError(f"unreadable request: {error}") from error
+
+
+def decode_answer(body: bytes) -> Answer:
+    """Raises StoreProtocolError."""
+    try:
+        return _answer_decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise StoreProtocolError(f"unreadable answer: {error}") from error
+
+
+def join_hashes(hashes: list[BlockHash]) -> bytes:
+    return b"".join(hashes)
+
+
+def split_hashes(joined: bytes) -> list[BlockHash]:
+    """Raises StoreProtocolError when the length is not a multiple of a hash."""
+    if len(joined) % HASH_BYTES:
+        raise StoreProtocolError(f"{len(joined)} bytes are not a list of {HASH_BYTES}-byte hashes")
+    return [BlockHash(joined[i : i + HASH_BYTES]) for i in range(0, len(joined), HASH_BYTES)]

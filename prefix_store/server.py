@@ -1,0 +1,287 @@
+"""The store server: one process per host that owns the arena, the catalogue and the policies.
+
+Engines copy between device memory and the arena themselves; only metadata crosses the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies.config import HeadstartConfig, StoreConfig
+from prefix_store import protocol
+from prefix_store.arena import Arena
+from prefix_store.base import BlockHash, StoreError, StoreProtocolError
+from prefix_store.event_publisher import EventPublisher
+from prefix_store.events import KVEvent
+from prefix_store.memory_tier import MemoryTier
+from prefix_store.runtime_dir import RuntimePaths
+
+logger = logging.getLogger(__name__)
+
+MAX_CLIENTS = 256
+
+
+class SocketInUseError(StoreError):
+    """Another store serves this socket."""
+
+
+@dataclass(slots=True)
+class _LoadCounters:
+    loads: int = 0
+    failed: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+
+
+class StoreServer:
+    """Serves one arena until it is cancelled."""
+
+    def __init__(self, config: HeadstartConfig, paths: RuntimePaths) -> None:
+        store = config.store if config.store is not None else StoreConfig()
+        self._store = store
+        self._paths = paths
+        self._socket_path = paths.store_socket(config)
+        self._events_endpoint = paths.store_events(config)
+        self._replay_endpoint = paths.store_replay(config)
+        self._incarnation = time.time_ns()
+        self._started = time.monotonic()
+        self._loads = _LoadCounters()
+        self._connectors: dict[int, str] = {}
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve. `ready` is called once clients can connect. Raises SocketInUseError and
+        ArenaMemoryError; ends by cancellation and leaves nothing behind."""
+        self._paths.create()
+        listener = _listen(self._socket_path)
+        arena = None
+        publisher = None
+        try:
+            arena = await asyncio.to_thread(Arena.create, int(self._store.memory.capacity))
+            publisher = EventPublisher(
+                self._events_endpoint, self._replay_endpoint, snapshot=self._snapshot
+            )
+            self._arena = arena
+            self._publisher = publisher
+            self._tier = MemoryTier(
+                self._store.memory, arena.view, self._store.lease, self._publish
+            )
+            logger.info(
+                "store %s: %.2f GiB of memory at %s",
+                self._store.id, arena.num_bytes / 2**30, self._socket_path,
+            )  # fmt: skip
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(publisher.run())
+                tasks.create_task(self._expire())
+                tasks.create_task(self._accept(listener))
+                if ready is not None:
+                    ready()
+        finally:
+            listener.close()
+            self._socket_path.unlink(missing_ok=True)
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            if publisher is not None:
+                publisher.close()
+            if arena is not None:
+                arena.close()
+
+    def _snapshot(self) -> list[KVEvent]:
+        return self._tier.snapshot()
+
+    def _publish(self, changes: list[KVEvent]) -> None:
+        self._publisher.publish(changes)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._tier.expire(time.monotonic())
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            connection.setblocking(False)
+            if len(self._clients) >= MAX_CLIENTS:
+                connection.close()
+                continue
+            task = loop.create_task(self._serve_client(connection))
+            self._clients.add(task)
+            task.add_done_callback(self._clients.discard)
+
+    async def _serve_client(self, connection: socket.socket) -> None:
+        client = "a client"
+        try:
+            hello = await _receive(connection)
+            client = await self._welcome(connection, hello)
+            while (request := await _receive(connection)) is not None:
+                answer = self._handle(request)
+                if answer is not None:
+                    await _send(connection, answer)
+        except StoreProtocolError as error:
+            logger.warning("store: %s: %s", client, error)
+            with contextlib.suppress(OSError):
+                await _send(connection, protocol.Refused(str(error)))
+        except OSError as error:
+            logger.info("store: %s is gone: %s", client, error)
+        except Exception:
+            logger.exception("store: a request of %s failed", client)
+        finally:
+            self._connectors.pop(id(connection), None)
+            connection.close()
+
+    async def _welcome(self, connection: socket.socket, hello: protocol.Request | None) -> str:
+        if not isinstance(hello, protocol.Hello):
+            raise StoreProtocolError("the first message must be Hello")
+        if hello.version != protocol.VERSION:
+            raise StoreProtocolError(
+                f"{hello.client} speaks version {hello.version} of the store's protocol, this "
+                f"store speaks {protocol.VERSION}; install the same release on both sides"
+            )
+        welcome = protocol.Welcome(
+            protocol.VERSION, self._store.id, self._incarnation, self._arena.num_bytes,
+            self._store.lease, self._store.memory.verify,
+        )  # fmt: skip
+        # The first bytes on a fresh connection always fit into the socket's buffer.
+        socket.send_fds(connection, [protocol.frame(welcome)], [self._arena.fd])
+        if hello.connector:
+            self._connectors[id(connection)] = hello.client
+        return hello.client
+
+    def _handle(self, request: protocol.Request) -> protocol.Answer | None:
+        tier = self._tier
+        match request:
+            case protocol.Match():
+                hashes = protocol.split_hashes(request.hashes)
+                run = tier.match(hashes, request.lease_from, time.monotonic())
+                offsets = [extent.offset for extent in run.leased]
+                return protocol.Matched(run.num_blocks, run.lease, offsets)
+            case protocol.Release():
+                tier.release(request.lease)
+                self._count_load(request)
+            case protocol.Reserve():
+                parent = None if request.is_root else BlockHash(request.parent)
+                hashes = protocol.split_hashes(request.hashes)
+                places = tier.reserve(parent, hashes, request.record_bytes, time.monotonic())
+                return protocol.Reserved([place.offset if place else None for place in places])
+            case protocol.Commit():
+                tier.commit(request.offsets, request.salt)
+            case protocol.Cancel():
+                tier.cancel(request.offsets)
+            case protocol.Drop():
+                tier.drop(BlockHash(request.block_hash))
+            case protocol.Clear():
+                return protocol.Cleared(tier.clear())
+            case protocol.GetStats():
+                return self._stats()
+            case protocol.Hello():
+                raise StoreProtocolError("Hello was said before")
+        return None
+
+    def _count_load(self, request: protocol.Release) -> None:
+        loaded = request.loaded
+        if loaded is None:
+            return
+        self._loads.loads += 1
+        if loaded.ok:
+            self._loads.tokens += loaded.num_tokens
+            self._loads.num_bytes += loaded.num_bytes
+        else:
+            self._loads.failed += 1
+        self._publisher.publish_loaded(loaded)
+
+    def _stats(self) -> protocol.StoreStats:
+        tier, counters = self._tier, self._tier.counters
+        return protocol.StoreStats(
+            store=self._store.id,
+            incarnation=self._incarnation,
+            uptime_s=time.monotonic() - self._started,
+            capacity_bytes=tier.capacity_bytes,
+            used_bytes=tier.used_bytes,
+            reserved_bytes=tier.reserved_bytes,
+            blocks=len(tier),
+            leases=tier.num_leases,
+            leased_blocks=tier.num_leased_blocks,
+            connectors=sorted(set(self._connectors.values())),
+            matches=counters.matches,
+            blocks_asked=counters.blocks_asked,
+            blocks_matched=counters.blocks_matched,
+            blocks_stored=counters.blocks_stored,
+            blocks_duplicate=counters.blocks_duplicate,
+            blocks_orphaned=counters.blocks_orphaned,
+            blocks_refused=counters.blocks_refused,
+            evictions={reason.value: n for reason, n in counters.removals.items()},
+            leases_expired=counters.leases_expired,
+            reservations_expired=counters.reservations_expired,
+            loads=self._loads.loads,
+            loads_failed=self._loads.failed,
+            tokens_loaded=self._loads.tokens,
+            bytes_loaded=self._loads.num_bytes,
+        )
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening Unix socket. A socket file that nobody serves is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists():
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                raise SocketInUseError(
+                    f"another store serves {path}; stop it or set store.socket to another path"
+                )
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise StoreError(f"store.socket: cannot listen on {path}: {error.strerror}") from error
+    except SocketInUseError:
+        listener.close()
+        raise
+    finally:
+        probe.close()
+    return listener
+
+
+async def _receive(connection: socket.socket) -> protocol.Request | None:
+    """The next request; None when the client has closed the connection between two messages."""
+    header = await _read_exactly(connection, 4)
+    if header is None:
+        return None
+    body = await _read_exactly(connection, protocol.frame_length(header))
+    if body is None:
+        raise StoreProtocolError("the connection ended in the middle of a message")
+    return protocol.decode_request(body)
+
+
+async def _read_exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < num_bytes:
+        piece = await loop.sock_recv(connection, num_bytes - len(data))
+        if not piece:
+            if data:
+                raise StoreProtocolError("the connection ended in the middle of a message")
+            return None
+        data += piece
+    return data
+
+
+async def _send(connection: socket.socket, answer: protocol.Answer) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, protocol.frame(answer))
