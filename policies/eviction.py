@@ -45,9 +45,14 @@ class _RankedQueue(Generic[K]):
         self._serial += 1
         self._live[key] = self._serial
         heapq.heappush(self._heap, (rank, self._serial, key))
+        self._compact()
 
     def discard(self, key: K) -> None:
-        if self._live.pop(key, None) is not None and len(self._heap) > 2 * len(self._live) + 64:
+        if self._live.pop(key, None) is not None:
+            self._compact()
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._live) + 64:
             self._heap = [e for e in self._heap if self._live.get(e[2]) == e[1]]
             heapq.heapify(self._heap)
 
