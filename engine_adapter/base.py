@@ -36,5 +36,9 @@ class EngineTimeoutError(EngineAdapterError):
     """The engine accepted the request and then fell silent."""
 
 
+class EngineLostError(EngineAdapterError):
+    """The engine broke the connection before its answer was complete."""
+
+
 class LaunchError(EngineAdapterError):
     """An engine could not be started; the message says what to change."""

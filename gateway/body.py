@@ -1,0 +1,165 @@
+"""The body of a completion request: what we read of it, and what we add.
+
+The top level is split into raw values, so that every value goes to the engine byte for byte and in
+the client's order. Only the few fields named here are ever decoded; the rest is the engine's to
+judge.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.errors import BadRequestError
+
+_SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KEY = re.compile(rb'[ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*:[ \t\n\r]*')
+_SEPARATOR = re.compile(rb"[ \t\n\r]*([,}])")
+
+
+class Api(enum.Enum):
+    """The two ways to ask for a completion, each with its path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class RawFields(Mapping[str, Any]):
+    """The top level of a body; values are decoded when they are looked at, once."""
+
+    def __init__(self, raw: Mapping[str, msgspec.Raw]) -> None:
+        self._raw = raw
+        self._decoded: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._decoded:
+            raw = self._raw[key]
+            try:
+                self._decoded[key] = msgspec.json.decode(raw)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise BadRequestError(f"`{key}` cannot be read: {error}", param=key) from None
+        return self._decoded[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._raw
+
+
+class CompletionBody:
+    """A checked body. Raises BadRequestError, naming the field, for what cannot be used."""
+
+    def __init__(self, raw: bytes, api: Api) -> None:
+        self._raw_fields = split_object(raw)
+        self.fields = RawFields(self._raw_fields)
+        self.num_bytes = len(raw)
+        self.model = self._required("model", str, "a string")
+        if not self.model:
+            raise BadRequestError("`model` is empty", param="model")
+        self.stream = bool(self._optional("stream", bool, "true or false"))
+        if api is Api.CHAT:
+            self._check_messages()
+        elif "prompt_embeds" not in self.fields:
+            self._required("prompt", (str, list), "a string or an array")
+        options = self._optional("stream_options", dict, "an object") or {}
+        asked = options.get("include_usage")
+        if asked is not None and not isinstance(asked, bool):
+            raise BadRequestError(
+                "`stream_options.include_usage` must be true or false", param="stream_options"
+            )
+        self.wants_usage = bool(asked)
+        """The client asked for the usage chunk of a stream."""
+
+    def for_engine(self, salt: str) -> bytes:
+        """The body as it goes to the engine: the client's values, with ours set."""
+        fields = dict(self._raw_fields)
+        # It steers our own connector inside the engine: no client may.
+        fields.pop("kv_transfer_params", None)
+        fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        if self.stream:
+            fields["stream_options"] = self._stream_options()
+        return msgspec.json.encode(fields)
+
+    def _stream_options(self) -> msgspec.Raw:
+        """The client's, with usage asked for, since the accounting needs it."""
+        raw = self._raw_fields.get("stream_options")
+        options = {} if raw is None else msgspec.json.decode(raw, type=dict[str, Any] | None) or {}
+        if not self.wants_usage:
+            # Without include_usage the engine ignores this one; with ours it would heed it.
+            options.pop("continuous_usage_stats", None)
+        options["include_usage"] = True
+        return msgspec.Raw(msgspec.json.encode(options))
+
+    def _check_messages(self) -> None:
+        messages = self._required("messages", list, "an array")
+        for i, message in enumerate(messages):
+            if not isinstance(message, dict):
+                raise BadRequestError(f"`messages[{i}]` must be an object", param="messages")
+
+    def _required(self, name: str, kind: type | tuple[type, ...], allowed: str) -> Any:
+        if name not in self.fields:
+            raise BadRequestError(
+                f"`{name}` is missing", param=name, code="missing_required_parameter"
+            )
+        value = self.fields[name]
+        if not isinstance(value, kind):
+            raise BadRequestError(f"`{name}` must be {allowed}", param=name)
+        return value
+
+    def _optional(self, name: str, kind: type, allowed: str) -> Any:
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise BadRequestError(f"`{name}` must be {allowed}", param=name)
+        return value
+
+
+def split_object(raw: bytes) -> dict[str, msgspec.Raw]:
+    """The members of a JSON object, undecoded; raises BadRequestError for anything else."""
+    try:
+        fields = _SPLIT.decode(raw)
+        if not raw.isascii():
+            raw.decode()
+    except msgspec.ValidationError:
+        raise BadRequestError("the body must be a JSON object") from None
+    except msgspec.DecodeError as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"the body is not valid UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise BadRequestError("the body is nested too deeply") from None
+    _refuse_duplicates(raw, fields)
+    return fields
+
+
+def _refuse_duplicates(raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+    """A key that stands twice means something else to each reader, so it is refused.
+
+    The decoder keeps one member per key. Without duplicates its values stand in `raw` in the same
+    order with nothing but keys and separators between, and exactly that is checked here.
+    """
+    position = raw.index(b"{") + 1
+    last = b","
+    for name, value in fields.items():
+        key = _KEY.match(raw, position)
+        member = bytes(value)
+        if last != b"," or key is None or not raw.startswith(member, key.end()):
+            raise _duplicate(name)
+        separator = _SEPARATOR.match(raw, key.end() + len(member))
+        if separator is None:
+            raise _duplicate(name)
+        position, last = separator.end(), separator[1]
+    if fields and last != b"}":
+        raise _duplicate(None)
+
+
+def _duplicate(name: str | None) -> BadRequestError:
+    where = "" if name is None else f" (at or before `{name}`)"
+    return BadRequestError(f"a key stands twice at the top level of the body{where}")

@@ -1,0 +1,135 @@
+"""One request while it runs: collects what its record will say."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine_adapter.base import Prompt
+from gateway.answer import EngineMetrics, Usage
+from gateway.choice import Choice, Match
+from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
+from prefix_store.events import BlocksLoaded
+
+
+class LoadReports(Protocol):
+    """What the engines' connectors reported about loads of stored blocks."""
+
+    def take(self, request_id: str) -> BlocksLoaded | None:
+        """The report of a request, once; None when there was no load."""
+
+
+@dataclass(slots=True)
+class Call:
+    """Filled step by step along the straight line; times are of time.perf_counter()."""
+
+    request_id: str
+    block_size: int
+    started_at: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.perf_counter)
+    """When the body was complete."""
+    tenant: str = ""
+    model: str = ""
+    stream: bool = False
+    prompt: Prompt | None = None
+    unrendered: bool = False
+    match: Match | None = None
+    choice: Choice | None = None
+    sent: float | None = None
+    """When the request went to the engine."""
+    first_token: float | None = None
+    usage: Usage | None = None
+    metrics: EngineMetrics | None = None
+    status: int = 200
+    outcome: Outcome = Outcome.CANCELLED
+    """Until something else is known: a client may leave at any moment."""
+
+    def body_complete(self) -> None:
+        """From here on its time counts."""
+        self.started_at = time.time()
+        self.began = time.perf_counter()
+
+    def ended(self, outcome: Outcome, status: int) -> None:
+        """How it ended; the status is the one that the client got."""
+        self.outcome = outcome
+        self.status = status
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Tokens that should be reused on the path chosen."""
+        return self._reusable(self.choice.captured_blocks if self.choice else 0)
+
+    def record(self, loads: LoadReports) -> RequestRecord:
+        """The record, to be made once, at the end."""
+        loaded = loads.take(self.request_id)
+        prompt = self._prompt_tokens(loaded)
+        usage = self.usage
+        return RequestRecord(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            model=self.model,
+            replica=self.choice.replica.id if self.choice else None,
+            outcome=self.outcome,
+            status=self.status,
+            stream=self.stream,
+            started_at=self.started_at,
+            duration_s=time.perf_counter() - self.began,
+            prompt=prompt,
+            first_token=self._first_token(),
+            output_tokens=(usage.completion_tokens or 0) if usage else 0,
+            rendering_mismatch=(
+                usage is not None
+                and self.prompt is not None
+                and usage.prompt_tokens != self.prompt.num_tokens
+            ),
+            unrendered=self.unrendered,
+        )
+
+    def _prompt_tokens(self, loaded: BlocksLoaded | None) -> PromptTokens | None:
+        if self.usage is None and self.prompt is None:
+            return None
+        cached = (self.usage.cached_tokens or 0) if self.usage else 0
+        counts = loaded is not None and loaded.ok and not loaded.preempted
+        memory = min(loaded.num_tokens, cached) if loaded is not None and counts else 0
+        match = self.match
+        return PromptTokens(
+            total=self.usage.prompt_tokens if self.usage else self._num_tokens,
+            seen=self._reusable(match.seen_blocks if match else 0),
+            available=self._reusable(max(match.by_holder.values(), default=0) if match else 0),
+            captured=self.predicted_tokens,
+            delivered_device=cached - memory,
+            delivered_memory=memory,
+        )
+
+    @property
+    def _num_tokens(self) -> int:
+        return self.prompt.num_tokens if self.prompt else 0
+
+    def _reusable(self, num_blocks: int) -> int:
+        """Tokens of the first `num_blocks` blocks that an engine can reuse: it computes the last
+        token of a prompt always, so a block that ends with it brings nothing."""
+        most = max(0, self._num_tokens - 1) // self.block_size
+        return min(num_blocks, most) * self.block_size
+
+    def _first_token(self) -> FirstToken | None:
+        """For an answer in one piece, time to first token is the sum of its measured parts, and
+        None without the engine's; the delivery of a single token cannot be seen there."""
+        if self.sent is None:
+            return None
+        gateway_s = self.sent - self.began
+        queue_s = _seconds(self.metrics.queue_time_ms) if self.metrics else None
+        prefill_s = _seconds(self.metrics.time_to_first_token_ms) if self.metrics else None
+        known = queue_s is not None and prefill_s is not None
+        engine_s = (queue_s or 0.0) + (prefill_s or 0.0)
+        if self.first_token is not None:
+            ttft_s = self.first_token - self.began
+            delivery_s = max(0.0, ttft_s - gateway_s - engine_s) if known else None
+            return FirstToken(ttft_s, gateway_s, queue_s, prefill_s, delivery_s)
+        if self.stream or not known:
+            return None
+        return FirstToken(gateway_s + engine_s, gateway_s, queue_s, prefill_s, None)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000.0

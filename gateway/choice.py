@@ -1,0 +1,55 @@
+"""Which replica gets a request, and what of its prompt that replica can reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_adapter.engine_client import EngineClient
+
+
+class Match(Protocol):
+    """What the residency index says of one prompt, in blocks from its start."""
+
+    @property
+    def seen_blocks(self) -> int:
+        """Blocks that this gateway has seen before, wherever they are now."""
+
+    @property
+    def by_holder(self) -> Mapping[Hashable, int]:
+        """Contiguous blocks that each holder has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine and the holders on the way to it."""
+
+    id: str
+    client: EngineClient
+    holders: tuple[Hashable, ...]
+    """Its own device memory and the tiers of the store on its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica, and the blocks resident on its path."""
+
+    replica: Replica
+    captured_blocks: int
+
+
+def choose(replicas: Sequence[Replica], match: Match | None) -> Choice:
+    """The replica on whose path the most blocks are; the first of equals."""
+    best = Choice(replicas[0], _captured(replicas[0], match))
+    for replica in replicas[1:]:
+        captured = _captured(replica, match)
+        if captured > best.captured_blocks:
+            best = Choice(replica, captured)
+    return best
+
+
+def _captured(replica: Replica, match: Match | None) -> int:
+    if match is None:
+        return 0
+    return max((match.by_holder.get(holder, 0) for holder in replica.holders), default=0)

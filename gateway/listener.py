@@ -1,0 +1,105 @@
+"""The gateway's listening socket: time limits of connections, and a stop that drains."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_BACKLOG = 1024
+_FORCED_STOP_S = 0.1
+
+
+class _OneLine(logging.Filter):
+    """What clients do wrong at the level of HTTP is one line in the log, not a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info:
+            error = record.exc_info[1]
+            record.msg = f"{record.getMessage()}: {type(error).__name__}"
+            record.args = ()
+            record.exc_info = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
+
+
+def _logger() -> logging.Logger:
+    logger = logging.getLogger("gateway.http")
+    if not any(isinstance(f, _OneLine) for f in logger.filters):
+        logger.addFilter(_OneLine())
+    return logger
+
+
+class Listener:
+    """Serves a handler on one address. Start it and stop it on the event loop."""
+
+    def __init__(self, handler: Handler, *, header_timeout_s: float, idle_timeout_s: float) -> None:
+        self._handler = handler
+        self._header_timeout_s = header_timeout_s
+        # Leaving clients cancel their handler at once, which closes the way to the engine.
+        self._http = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            keepalive_timeout=idle_timeout_s,
+            access_log=None,
+            logger=_logger(),
+        )
+        self._server: asyncio.Server | None = None
+        self._greetings: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        """Connections that have not yet sent the head of their first request."""
+        self._running: set[asyncio.Task[object]] = set()
+
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        return len(self._running)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port (port 0: any free one)."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Accept nothing more, give running answers time to end, then cancel them."""
+        if self._server is not None:
+            self._server.close()
+        if self._running:
+            await asyncio.wait(self._running, timeout=drain_timeout_s)
+        left = list(self._running)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        await self._http.shutdown(_FORCED_STOP_S)
+        for timer in self._greetings.values():
+            timer.cancel()
+        self._greetings.clear()
+
+    def _connection(self) -> web.RequestHandler:
+        connection = self._http()
+        self._greetings[connection] = asyncio.get_running_loop().call_later(
+            self._header_timeout_s, self._too_slow, connection
+        )
+        return connection
+
+    def _too_slow(self, connection: web.RequestHandler) -> None:
+        del self._greetings[connection]
+        connection.force_close()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        timer = self._greetings.pop(request.protocol, None)
+        if timer is not None:
+            timer.cancel()
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            return await self._handler(request)
+        finally:
+            self._running.discard(task)

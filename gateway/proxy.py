@@ -1,0 +1,172 @@
+"""The straight line of a completion request, from its body to its record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine_adapter.base import EngineAdapterError, Prompt, RenderingError
+from gateway.body import Api, CompletionBody
+from gateway.call import Call, LoadReports
+from gateway.choice import Match, Replica, choose
+from gateway.errors import GatewayError, NotFoundError, from_engine_error
+from gateway.exchange import Exchange
+from gateway.http_headers import for_engine
+from gateway.places import Places
+from gateway.record import Outcome, RequestRecord
+from gateway.relay import relay
+from gateway.tenants import Tenant, Tenants
+from policies.config import LimitsConfig
+from prefix_store.base import BlockHash
+from prefix_store.hashing import routing_root
+
+log = logging.getLogger(__name__)
+
+_MAX_BYTES_PER_TOKEN = 64
+"""A body with more bytes than this per token of context cannot be a prompt that fits: it is not
+worth tokenizing, and the engine says so to the client."""
+
+
+class Renderer(Protocol):
+    """Bodies to prompts, exactly as the engine does it."""
+
+    async def chat(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
+        """Raises RenderingError."""
+
+    async def completion(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
+        """Raises RenderingError."""
+
+
+class Residency(Protocol):
+    """Where blocks are."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Match:
+        """What every holder has of a prompt."""
+
+    def see(self, hashes: Sequence[BlockHash]) -> None:
+        """The blocks have been asked for once."""
+
+
+class Recorder(Protocol):
+    """The accounting."""
+
+    def record(self, record: RequestRecord) -> None:
+        """One finished request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that all replicas serve."""
+
+    name: str
+    max_model_len: int
+    block_size: int
+
+
+class Proxy:
+    """Answers completion requests. Its collaborators belong to the composition root."""
+
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        limits: LimitsConfig,
+        tenants: Tenants,
+        places: Places,
+        renderer: Renderer,
+        residency: Residency,
+        replicas: Sequence[Replica],
+        loads: LoadReports,
+        recorder: Recorder,
+    ) -> None:
+        self._model = model
+        self._limits = limits
+        self._tenants = tenants
+        self._places = places
+        self._renderer = renderer
+        self._residency = residency
+        self._replicas = replicas
+        self._loads = loads
+        self._recorder = recorder
+
+    async def chat(self, exchange: Exchange) -> None:
+        """POST /v1/chat/completions."""
+        await self._answer(exchange, Api.CHAT)
+
+    async def completions(self, exchange: Exchange) -> None:
+        """POST /v1/completions."""
+        await self._answer(exchange, Api.COMPLETIONS)
+
+    async def _answer(self, exchange: Exchange, api: Api) -> None:
+        """However it ends, there is exactly one record, made when the answer is out."""
+        call = Call(exchange.request_id, self._model.block_size)
+        try:
+            await self._straight_line(exchange, api, call)
+        except GatewayError as error:
+            call.ended(Outcome.REFUSED, error.status)
+            await exchange.send_error(error)
+        except EngineAdapterError as error:
+            log.warning("%s: %s", call.request_id, error)
+            await self._engine_failed(exchange, call, from_engine_error(error))
+        finally:
+            self._recorder.record(call.record(self._loads))
+
+    async def _engine_failed(self, exchange: Exchange, call: Call, error: GatewayError) -> None:
+        call.ended(Outcome.ENGINE_ERROR, call.status if exchange.started else error.status)
+        await exchange.send_error(error)
+
+    async def _straight_line(self, exchange: Exchange, api: Api, call: Call) -> None:
+        """design.md, section 5."""
+        limits = self._limits
+        tenant = self._tenants.find(exchange.request.headers.get("Authorization"))
+        call.tenant = tenant.name
+        raw = await exchange.read_body(limits.max_body, limits.header_timeout)
+        call.body_complete()
+        body = CompletionBody(raw, api)
+        call.stream = body.stream
+        if body.model != self._model.name:
+            raise NotFoundError(
+                f"The model `{body.model[:200]}` does not exist; this gateway serves "
+                f"`{self._model.name}`.",
+                param="model",
+                code="model_not_found",
+            )
+        call.model = body.model
+        async with self._places.place():
+            await self._locate(call, body, api, tenant)
+            call.choice = choice = choose(self._replicas, call.match)
+            sent = body.for_engine(tenant.salt)
+            headers = for_engine(exchange.request.headers, call.request_id)
+            request = choice.replica.client.request("POST", api.value, headers=headers, body=sent)
+            await relay(exchange, call, request, body.wants_usage, limits.upstream_idle_timeout)
+
+    async def _locate(self, call: Call, body: CompletionBody, api: Api, tenant: Tenant) -> None:
+        """Render the prompt and look up its blocks. Never fails the request: without a prompt
+        there is no prediction, that is all."""
+        prompt = await self._render(call, body, api, tenant)
+        if prompt is None:
+            call.unrendered = True
+            return
+        call.prompt = prompt
+        call.match = self._residency.match(prompt.block_hashes)
+        self._residency.see(prompt.block_hashes)
+
+    async def _render(
+        self, call: Call, body: CompletionBody, api: Api, tenant: Tenant
+    ) -> Prompt | None:
+        if body.num_bytes > self._model.max_model_len * _MAX_BYTES_PER_TOKEN:
+            return None
+        root = routing_root(self._model.name, tenant.salt)
+        try:
+            if api is Api.CHAT:
+                return await self._renderer.chat(body.fields, root)
+            return await self._renderer.completion(body.fields, root)
+        except RenderingError as error:
+            log.debug("%s: not rendered: %s", call.request_id, error)
+        except Exception:
+            # Templates run on what clients send: whatever they stumble over is for the engine to
+            # judge, and shows in the stats as an unrendered prompt.
+            log.exception("%s: the renderer failed", call.request_id)
+        return None

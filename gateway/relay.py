@@ -1,0 +1,122 @@
+"""From the engine's answer to the client, piece by piece, as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractAsyncContextManager
+
+from engine_adapter.base import EngineLostError, EngineTimeoutError
+from engine_adapter.engine_client import EngineResponse
+from gateway.answer import read_answer, without_metrics
+from gateway.call import Call
+from gateway.errors import upstream_body
+from gateway.exchange import EVENT_STREAM, Exchange
+from gateway.http_headers import CACHED_TOKENS, REPLICA, for_client
+from gateway.record import Outcome
+from gateway.stream_watch import StreamWatch
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Bound of an answer that is not a stream."""
+
+MAX_ERROR_BYTES = 1024 * 1024
+
+
+class Silence:
+    """The time since something moved, bounded: raises TimeoutError in its block when it is over."""
+
+    def __init__(self, timeout: asyncio.Timeout, max_s: float) -> None:
+        self._timeout = timeout
+        self._max_s = max_s
+        self._loop = asyncio.get_running_loop()
+
+    def broken(self) -> None:
+        """Something moved."""
+        self._timeout.reschedule(self._loop.time() + self._max_s)
+
+
+async def relay(
+    exchange: Exchange,
+    call: Call,
+    request: AbstractAsyncContextManager[EngineResponse],
+    wants_usage: bool,
+    max_silence_s: float,
+) -> None:
+    """Send `request` and pass its answer on; fills `call` on the way.
+
+    Raises EngineUnreachableError, EngineTimeoutError (silent for `max_silence_s`), EngineLostError;
+    ConnectionError when the client has gone or does not read for `max_silence_s`.
+    """
+    try:
+        async with asyncio.timeout(max_silence_s) as timeout:
+            silence = Silence(timeout, max_silence_s)
+            call.sent = time.perf_counter()
+            async with request as engine:
+                silence.broken()
+                if engine.status != 200:
+                    await _pass_error(exchange, call, engine)
+                elif engine.headers.get("Content-Type", "").startswith(EVENT_STREAM):
+                    await _pass_stream(exchange, call, engine, wants_usage, silence)
+                else:
+                    await _pass_whole(exchange, call, engine)
+    except TimeoutError:
+        if exchange.writing:
+            exchange.abort()
+            raise ConnectionResetError("the client does not read") from None
+        raise EngineTimeoutError(f"the engine was silent for {max_silence_s:g} s") from None
+
+
+async def _pass_error(exchange: Exchange, call: Call, engine: EngineResponse) -> None:
+    body = upstream_body(engine.status, await engine.read(MAX_ERROR_BYTES))
+    headers = for_client(engine.headers)
+    headers["Content-Type"] = "application/json"
+    headers[REPLICA] = _replica(call)
+    if engine.status in (429, 503):
+        headers.setdefault("Retry-After", "1")
+    call.ended(Outcome.ENGINE_ERROR, engine.status)
+    await exchange.send(engine.status, body, headers=headers)
+
+
+async def _pass_whole(exchange: Exchange, call: Call, engine: EngineResponse) -> None:
+    body = await engine.read(MAX_ANSWER_BYTES)
+    answer = read_answer(body)
+    call.usage, call.metrics = answer.usage, answer.metrics
+    headers = for_client(engine.headers)
+    headers[REPLICA] = _replica(call)
+    cached = answer.usage.cached_tokens if answer.usage else None
+    if cached is not None:
+        headers[CACHED_TOKENS] = str(cached)
+    await exchange.send(200, without_metrics(body), headers=headers)
+    call.ended(Outcome.OK, 200)
+
+
+async def _pass_stream(
+    exchange: Exchange, call: Call, engine: EngineResponse, wants_usage: bool, silence: Silence
+) -> None:
+    headers = for_client(engine.headers)
+    headers[REPLICA] = _replica(call)
+    headers[CACHED_TOKENS] = str(call.predicted_tokens)
+    await exchange.start(200, headers)
+    watch = StreamWatch(wants_usage=wants_usage)
+    try:
+        async for chunk in engine.chunks():
+            passed = watch.feed(chunk)
+            if passed:
+                await exchange.write(passed)
+            silence.broken()
+    except EngineLostError:
+        if not watch.done:
+            raise
+    finally:
+        call.first_token = watch.first_token_at
+        call.usage, call.metrics = watch.usage, watch.metrics
+    if not watch.done:
+        raise EngineLostError("the engine ended the stream without [DONE]")
+    call.ended(Outcome.ENGINE_ERROR if watch.failed else Outcome.OK, 200)
+    await exchange.write(watch.finish())
+    await exchange.end()
+
+
+def _replica(call: Call) -> str:
+    assert call.choice is not None
+    return call.choice.replica.id
