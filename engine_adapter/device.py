@@ -7,6 +7,7 @@ contiguous run per layer on the device is one row in the payload.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,7 +51,7 @@ class PagedKV:
         if rest or not _is_dense(first[0]) or (per_block > 1 and first.stride(0) != page):
             raise UnsupportedLayoutError(f"blocks are not contiguous: {_describe(first)}")
         starts = [layer.data_ptr() for layer in layers]
-        strides = {b - a for a, b in zip(starts, starts[1:], strict=False)} or {row_bytes}
+        strides = {b - a for a, b in itertools.pairwise(starts)} or {row_bytes}
         same = all(
             layer.shape == first.shape
             and layer.stride() == first.stride()
@@ -157,6 +158,7 @@ class CudaMover:
         self._device = kv.tensor.device
         self._stream = torch.cuda.Stream(self._device)
         self._engine_work: Any = None
+        self._pinned: Any = None
 
     def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
         engine = torch.cuda.current_stream(self._device)
@@ -197,12 +199,17 @@ class CudaMover:
         self._engine_work = event
 
     def adopt(self, arena: memoryview) -> None:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(arena))
-        status = torch.cuda.cudart().cudaHostRegister(address, len(arena), 0)
-        if int(status) not in (0, _ALREADY_REGISTERED):
+        cuda = torch.cuda.cudart()
+        if self._pinned is not None:
+            cuda.cudaHostUnregister(ctypes.addressof(self._pinned))
+        # This object keeps the mapping alive for as long as the driver knows its pages.
+        self._pinned = ctypes.c_char.from_buffer(arena)
+        status = int(cuda.cudaHostRegister(ctypes.addressof(self._pinned), len(arena), 0))
+        if status not in (0, _ALREADY_REGISTERED):
+            self._pinned = None
             raise EngineAdapterError(
-                f"CUDA cannot pin the store's arena (error {int(status)}); raise the limit of "
-                "locked memory (ulimit -l, or `ulimits: memlock` in a container)"
+                f"CUDA cannot pin the store's arena (error {status}); raise the limit of locked "
+                "memory (ulimit -l, or `ulimits: memlock` in a container)"
             )
 
     def _host(self, payload: memoryview) -> torch.Tensor:
