@@ -12,6 +12,7 @@ from typing import NoReturn, TypeAlias, cast
 
 from engine_adapter.base import EngineAdapterError
 from gateway.user_error import UserError
+from prefix_store.base import StoreError
 
 USER_ERROR = 2
 WINDOWS = ("since_start", "1m", "10m", "1h")
@@ -171,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = cast(Callable[[argparse.Namespace], int], importlib.import_module(args.module).run)
     try:
         return run(args)
-    except (UserError, EngineAdapterError) as error:
+    except (UserError, EngineAdapterError, StoreError) as error:
         sys.stderr.write(f"headstart: {error}\n")
         return USER_ERROR
     except BrokenPipeError:

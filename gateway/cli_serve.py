@@ -1,0 +1,140 @@
+"""`headstart serve`: the gateway, with the store and the engine as children where wanted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import uvloop
+from pydantic import ValidationError
+
+from engine_adapter.launcher import port_is_free
+from engine_adapter.vllm_build import installed_build
+from gateway.children import Child, Children
+from gateway.cli_common import config_of, set_up_logging, with_model
+from gateway.serve import serve
+from gateway.stack import Stack
+from gateway.user_dirs import state_dir
+from gateway.user_error import UserError
+from policies.config import EngineConfig, HeadstartConfig
+from prefix_store.runtime_dir import RuntimePaths
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs beside the gateway."""
+
+    store: bool
+    engines: bool
+
+
+def parts_of(config: HeadstartConfig, *, with_store: bool, with_engine: bool) -> Parts:
+    """Without engines in the configuration everything is ours; else only what is asked for."""
+    embedded = "engines" not in config.model_fields_set
+    if with_store and config.store is None:
+        raise UserError("--with-store: store is null in the configuration; remove that line")
+    return Parts(
+        store=config.store is not None and (with_store or embedded),
+        engines=with_engine or embedded,
+    )
+
+
+def listening_at(config: HeadstartConfig, listen: str | None) -> HeadstartConfig:
+    """The configuration with another address to listen on, which must be free."""
+    if listen is not None:
+        try:
+            HeadstartConfig(listen=listen)
+        except ValidationError as error:
+            raise UserError(f"--listen: {error.errors()[0]['ctx']['error']}") from None
+        config = config.model_copy(update={"listen": listen})
+    if config.port and not port_is_free(config.host, config.port):
+        raise UserError(
+            f"port {config.port} on {config.host} is in use: stop what listens there or choose "
+            "another address with `listen` or --listen"
+        )
+    return config
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    config = config_of(args)
+    parts = parts_of(config, with_store=args.with_store, with_engine=args.with_engine)
+    config = listening_at(config, args.listen)
+    set_up_logging(args.log_level)
+    config = with_model(config)
+    runtime_dir = str(RuntimePaths.of(config).root)
+    config = config.model_copy(update={"runtime_dir": runtime_dir})
+    with contextlib.suppress(asyncio.CancelledError):
+        uvloop.run(_run(config, parts))
+    return 0
+
+
+async def _run(config: HeadstartConfig, parts: Parts) -> None:
+    if not (parts.store or parts.engines):
+        await serve(config)
+        return
+    _cancel_on_signals()
+    stack = Stack(config, installed_build(), state_dir() / "logs", logger.warning)
+    if parts.engines:
+        for engine in config.engines:
+            await asyncio.to_thread(stack.check_engine, engine)
+    try:
+        async with Children() as children:
+            if parts.store:
+                logger.info("starting the store (log: %s/store.log)", stack.log_dir)
+                await stack.start_store(children)
+            started = await _start_engines(stack, children) if parts.engines else []
+            async with _kept_running(stack, children, started):
+                await serve(config)
+    finally:
+        stack.remove_files()
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    child: Child
+    engine: EngineConfig
+
+
+async def _start_engines(stack: Stack, children: Children) -> list[_Started]:
+    """All engines of the configuration, side by side, once they answer."""
+    started = []
+    for engine in stack.config.engines:
+        logger.info("starting %s (log: %s/%s.log)", engine.id, stack.log_dir, engine.id)
+        started.append(_Started(await stack.start_engine(children, engine), engine))
+    for each in started:
+        await stack.engine_ready(each.child, each.engine)
+        logger.info("%s is ready at %s", each.engine.id, each.engine.url)
+    return started
+
+
+@contextlib.asynccontextmanager
+async def _kept_running(
+    stack: Stack, children: Children, started: list[_Started]
+) -> AsyncIterator[None]:
+    keepers = [
+        asyncio.create_task(stack.keep_engine(children, each.child, each.engine))
+        for each in started
+    ]
+    try:
+        yield
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+
+def _cancel_on_signals() -> None:
+    """While children start. The gateway puts its own handlers in place when it serves."""
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if task is not None:
+            loop.add_signal_handler(number, task.cancel)

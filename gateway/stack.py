@@ -1,0 +1,124 @@
+"""The children of an embedded Headstart: the store server and the engines of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_adapter.engine_log import failure_reason
+from engine_adapter.launcher import EngineCommand, build_command, check_launch
+from engine_adapter.vllm_build import VllmBuild
+from gateway.children import Child, Children, ChildSpec, Probe
+from gateway.local_http import is_healthy
+from policies.config import EngineConfig, HeadstartConfig
+from prefix_store.base import StoreError
+from prefix_store.client import StoreClient
+from prefix_store.runtime_dir import RuntimePaths
+
+Notice = Callable[[str], None]
+"""Where it is said what goes on."""
+
+STORE_READY_S = 60.0
+ENGINE_READY_S = 600.0
+ENGINE_GRACE_S = 15.0
+FIRST_BACKOFF_S = 1.0
+LONGEST_BACKOFF_S = 60.0
+SETTLED_S = 300.0
+"""An engine that ran this long is restarted at once again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What is started, from a configuration whose model.path and runtime_dir are set."""
+
+    config: HeadstartConfig
+    build: VllmBuild
+    log_dir: Path
+    notice: Notice
+
+    @property
+    def paths(self) -> RuntimePaths:
+        return RuntimePaths.of(self.config)
+
+    def write_config(self) -> Path:
+        """The configuration as a file for children (JSON is YAML)."""
+        self.paths.create()
+        path = self.paths.root / "config.json"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(self.config.model_dump(mode="json"), indent=1), encoding="utf-8")
+        return path
+
+    async def start_store(self, children: Children) -> Child:
+        """The store server, once it answers."""
+        argv = self._headstart("store", "--config", str(self.write_config()))
+        child = await children.start(ChildSpec("store", argv, self.log_dir / "store.log"))
+        socket = self.paths.store_socket(self.config)
+        await child.ready(_in_thread(lambda: _store_answers(socket)), timeout_s=STORE_READY_S)
+        return child
+
+    def check_engine(self, engine: EngineConfig) -> None:
+        """LaunchError for what can be known to be wrong before anything is started."""
+        model_dir = Path(self.config.model.path or "")
+        check_launch(self._command(engine), self.build, model_dir)
+
+    async def start_engine(self, children: Children, engine: EngineConfig) -> Child:
+        """One vLLM; it is not ready yet (see engine_ready)."""
+        command = self._command(engine)
+        spec = ChildSpec(
+            name=f"engine {engine.id}",
+            argv=command.argv,
+            env=command.env,
+            log=self.log_dir / f"{engine.id}.log",
+            grace_s=ENGINE_GRACE_S,
+            explain=failure_reason,
+        )
+        return await children.start(spec)
+
+    async def engine_ready(self, child: Child, engine: EngineConfig) -> None:
+        """Wait until it answers. ChildError with the reason from its log when it fails."""
+        probe = _in_thread(lambda: is_healthy(f"{engine.url}/health"))
+        await child.ready(probe, timeout_s=ENGINE_READY_S, interval_s=0.25)
+
+    async def keep_engine(self, children: Children, child: Child, engine: EngineConfig) -> None:
+        """Start it again whenever it ends, later each time that it does not last. Never returns."""
+        backoff_s = FIRST_BACKOFF_S
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            await child.wait()
+            await children.stop(child)
+            if loop.time() - started > SETTLED_S:
+                backoff_s = FIRST_BACKOFF_S
+            what = f"ended with exit code {child.exit_code}"
+            self.notice(f"{child.failure(what)}; starting it again in {backoff_s:.0f} s")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            child = await self.start_engine(children, engine)
+
+    def _command(self, engine: EngineConfig) -> EngineCommand:
+        model_dir = Path(self.config.model.path or "")
+        return build_command(self.config, engine, self.paths, model_dir, self.build.platform)
+
+    @staticmethod
+    def _headstart(*arguments: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", "gateway.cli", *arguments)
+
+    def remove_files(self) -> None:
+        """What children and we leave in the runtime directory."""
+        (self.paths.root / "config.json").unlink(missing_ok=True)
+
+
+def _in_thread(answer: Callable[[], bool]) -> Probe:
+    return lambda: asyncio.to_thread(answer)
+
+
+def _store_answers(socket: Path) -> bool:
+    try:
+        StoreClient.connect(socket, client="readiness", timeout_s=1.0).close()
+    except StoreError:
+        return False
+    return True
