@@ -14,7 +14,7 @@ from prefix_store.hashing import digest
 from prefix_store.index import Node, RadixIndex
 
 Path = tuple[int, ...]
-paths = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
+paths = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 
 
 def chain_of(path: Path) -> list[BlockHash]:
@@ -94,8 +94,12 @@ class IndexMachine(RuleBasedStateMachine):
             del self.used[victim]
             del self.leased[victim]
 
-    @rule()
-    def evict(self) -> None:
+    @rule(count=st.integers(1, 4))
+    def evict(self, count: int) -> None:
+        for _ in range(count):
+            self.evict_one()
+
+    def evict_one(self) -> None:
         candidates = [
             path
             for path in self.used
@@ -123,5 +127,5 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestIndexMachine.__doc__ = "Every call agrees with the model, in any order of calls."
