@@ -1,0 +1,235 @@
+"""GET /metrics: the statistics in Prometheus' text format.
+
+Counters and gauges are read from one snapshot of the accounting at each scrape, so they agree with
+/cache/stats; only the histograms of time to first token are kept here. Labels are bounded: replica
+ids from the configuration, outcomes, kinds, reasons; never tenants, models or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.record import Outcome, RequestRecord
+from gateway.stats_schema import CacheStats, PromptTokenCounts, StoreGauges, WindowStats
+from gateway.tally import PARTS
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+NO_REPLICA = "none"
+"""Label of requests that reached no replica."""
+
+_BUCKETS_S = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0),
+)
+
+
+class Metrics:
+    """Has its own registry, so several can live in one process."""
+
+    def __init__(self, replicas: Sequence[str], stats: Callable[[], CacheStats]) -> None:
+        """`stats`: makes a fresh snapshot; called once a scrape."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        family = Histogram(
+            "headstart_first_token_seconds",
+            "Time to first token (part=total) and its parts, in seconds.",
+            ("replica", "part"),
+            registry=self._registry,
+            buckets=_BUCKETS_S,
+        )
+        self._first_token = {
+            replica: [family.labels(replica, part) for part in PARTS]
+            for replica in (*replicas, NO_REPLICA)
+        }
+        self._registry.register(_StatsCollector(stats))
+
+    def observe(self, record: RequestRecord) -> None:
+        """Once for each ended request."""
+        first = record.first_token
+        if first is None:
+            return
+        histograms = self._first_token.get(record.replica or NO_REPLICA)
+        if histograms is None:
+            histograms = self._first_token[NO_REPLICA]
+        parts = (first.ttft_s, first.gateway_s, first.queue_s, first.prefill_s, first.delivery_s)
+        for histogram, duration_s in zip(histograms, parts, strict=True):
+            if duration_s is not None:
+                histogram.observe(max(0.0, duration_s))
+
+    def expose(self) -> bytes:
+        """The page, of type CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+
+class _StatsCollector(Collector):
+    def __init__(self, stats: Callable[[], CacheStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        info = GaugeMetricFamily("headstart_info", "Always 1.", labels=("version", "model"))
+        info.add_metric((stats.version, stats.model), 1)
+        yield info
+        yield from _requests(stats)
+        yield from _now(stats)
+        yield from _store(stats.store)
+        yield from _replicas(stats)
+
+
+def _requests(stats: CacheStats) -> Iterator[Metric]:
+    since_start = {id_: replica.windows.since_start for id_, replica in stats.replicas.items()}
+    since_start[NO_REPLICA] = stats.without_replica.windows.since_start
+    requests = _counter("requests", "Ended requests.", "replica", "outcome")
+    tokens = _counter("prompt_tokens", "Prompt tokens of ok requests.", "replica", "kind")
+    for replica, window in since_start.items():
+        for outcome in Outcome:
+            requests.add_metric((replica, outcome), getattr(window.requests, outcome))
+        for kind, count in _steps(window.prompt_tokens).items():
+            tokens.add_metric((replica, kind), count)
+    yield requests
+    yield tokens
+    for name, text, value in _PLAIN:
+        family = _counter(name, text, "replica")
+        for replica, window in since_start.items():
+            family.add_metric((replica,), value(window))
+        yield family
+
+
+_PLAIN: tuple[tuple[str, str, Callable[[WindowStats], float]], ...] = (
+    ("hit_requests", "Requests that reused a block.", lambda w: w.hit_rates.hits),
+    ("too_short_requests", "Prompts too short to reuse a block.", lambda w: w.too_short_requests),
+    (
+        "unreported_prompt_tokens",
+        "Prompt tokens of requests that did not end ok.",
+        lambda w: w.prompt_tokens.unreported,
+    ),
+    (
+        "unpredicted_prompt_tokens",
+        "Reused tokens that the index did not know of.",
+        lambda w: w.prompt_tokens.unpredicted,
+    ),
+    ("output_tokens", "Generated tokens.", lambda w: w.output_tokens),
+    (
+        "rendering_mismatches",
+        "Prompts whose length differs from the engine's.",
+        lambda w: w.rendering_mismatches,
+    ),
+    ("unrendered_prompts", "Prompts that were not rendered.", lambda w: w.unrendered_prompts),
+    (
+        "prefill_saved_seconds",
+        "Prefill time saved by the hits that were measured.",
+        lambda w: w.prefill_saved.saved_s or 0.0,
+    ),
+    (
+        "prefill_saved_error_seconds",
+        "Error bar of headstart_prefill_saved_seconds_total.",
+        lambda w: w.prefill_saved.error_s or 0.0,
+    ),
+    (
+        "unmeasured_hit_requests",
+        "Hits whose saving could not be measured.",
+        lambda w: w.prefill_saved.unmeasured_requests,
+    ),
+)
+
+
+def _steps(tokens: PromptTokenCounts) -> dict[str, int]:
+    """The kinds add up to all prompt tokens."""
+    return {
+        "never_seen": tokens.never_seen,
+        "evicted": tokens.evicted,
+        "elsewhere": tokens.elsewhere,
+        "not_delivered": tokens.not_delivered,
+        "device": tokens.delivered.device,
+        "memory": tokens.delivered.memory,
+    }
+
+
+def _now(stats: CacheStats) -> Iterator[Metric]:
+    yield _gauge("requests_in_flight", "Requests that are with an engine.", stats.in_flight)
+    yield _gauge("requests_waiting", "Requests that wait for a place.", stats.waiting)
+    if stats.loop_lag_s is not None:
+        yield _gauge("event_loop_lag_seconds", "How late the event loop ran.", stats.loop_lag_s)
+    if stats.index is not None:
+        yield _gauge("index_blocks", "Blocks in the radix index.", stats.index.blocks)
+        yield _gauge("index_used_bytes", "Size of the radix index.", stats.index.used_bytes)
+        yield _gauge("index_capacity_bytes", "Its bound.", stats.index.capacity_bytes)
+    if stats.memo is not None:
+        tokens = _counter("rendered_tokens", "Prompt tokens rendered here.", "source")
+        tokens.add_metric(("memo",), stats.memo.tokens_from_memo)
+        tokens.add_metric(("tokenizer",), stats.memo.tokens_tokenized)
+        yield tokens
+        yield _gauge("memo_used_bytes", "Size of the memo.", stats.memo.used_bytes)
+        yield _gauge("memo_capacity_bytes", "Its bound.", stats.memo.capacity_bytes)
+
+
+def _store(store: StoreGauges | None) -> Iterator[Metric]:
+    yield _gauge("store_up", "1 when the store answers.", float(store is not None))
+    if store is None:
+        return
+    yield _gauge("store_capacity_bytes", "Size of the arena.", store.capacity_bytes)
+    yield _gauge("store_used_bytes", "Bytes that hold blocks.", store.used_bytes)
+    yield _gauge("store_blocks", "Committed blocks.", store.blocks)
+    yield _gauge("store_leased_blocks", "Protected from eviction.", store.leased_blocks)
+    yield _gauge("store_reserved_blocks", "Being written.", store.reserved_blocks)
+    for name, text, count in (
+        ("store_lookups", "Prefixes looked up.", store.lookups),
+        ("store_hits", "Lookups that found a block.", store.hits),
+        ("store_loads", "Loads by engines.", store.loads),
+        ("store_loaded_blocks", "Blocks that engines loaded.", store.loaded_blocks),
+        ("store_loaded_bytes", "Bytes that engines loaded.", store.loaded_bytes),
+        ("store_saved_blocks", "Blocks that engines saved.", store.saved_blocks),
+        ("store_saved_bytes", "Bytes that engines saved.", store.saved_bytes),
+        ("store_verification_failures", "Blocks refused.", store.verification_failures),
+        ("store_refused_reservations", "Blocks without a place.", store.refused_reservations),
+    ):
+        family = _counter(name, text)
+        family.add_metric((), count)
+        yield family
+    evicted = _counter("store_evicted_blocks", "Evicted blocks.", "reason")
+    for reason, count in store.evicted_blocks.items():
+        evicted.add_metric((reason,), count)
+    yield evicted
+
+
+def _replicas(stats: CacheStats) -> Iterator[Metric]:
+    in_flight = _gauge_family("replica_in_flight", "Requests that a replica works on.")
+    connected = _gauge_family("events_connected", "1 when KV events arrive.")
+    lag = _gauge_family("events_lag_seconds", "Age of the newest batch when applied.")
+    counters = [
+        (_counter("events_batches", "Batches received.", "replica"), "batches"),
+        (_counter("events_gaps", "Breaks in the sequence.", "replica"), "gaps"),
+        (_counter("events_replays", "Replays asked for.", "replica"), "replays"),
+        (_counter("events_resyncs", "Times a replica was forgotten.", "replica"), "resyncs"),
+        (_counter("events_undecodable", "Undecodable messages.", "replica"), "undecodable"),
+        (_counter("events_incarnations", "Lives of the engine seen.", "replica"), "incarnation"),
+    ]
+    for replica, replica_stats in stats.replicas.items():
+        state = replica_stats.state
+        in_flight.add_metric((replica,), state.in_flight)
+        if state.events is None:
+            continue
+        connected.add_metric((replica,), float(state.events.connected))
+        if state.events.lag_s is not None:
+            lag.add_metric((replica,), state.events.lag_s)
+        for family, field in counters:
+            family.add_metric((replica,), getattr(state.events, field))
+    yield from (in_flight, connected, lag)
+    yield from (family for family, _ in counters)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"headstart_{name}", text, labels=labels)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"headstart_{name}", text, value=value)
+
+
+def _gauge_family(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"headstart_{name}", text, labels=("replica",))

@@ -1,0 +1,235 @@
+"""The statistics as a page for people: `headstart stats`. Readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gateway.stats_schema import (
+    CacheStats,
+    Durations,
+    EventGauges,
+    PrefillSaved,
+    PromptTokenCounts,
+    ReplicaStats,
+    StoreGauges,
+    WindowsStats,
+    WindowStats,
+)
+from gateway.windows import Window
+
+_BAR_WIDTH = 28
+_UNKNOWN = "-"
+_WORDS = {
+    Window.SINCE_START: "since start",
+    Window.LAST_1M: "last minute",
+    Window.LAST_10M: "last 10 minutes",
+    Window.LAST_1H: "last hour",
+}
+
+
+def render(stats: CacheStats, window: str) -> RenderableType:
+    """A page for one window: since_start, last_1m, last_10m or last_1h. ValueError for another."""
+    chosen = Window(window)
+    total = _of(stats.total.windows, chosen)
+    parts: list[RenderableType] = [_head(stats, chosen, total), _requests(stats, total)]
+    if total.prompt_tokens.total:
+        parts += [_waterfall(total.prompt_tokens), _saved(total.prefill_saved)]
+    if total.first_token.total.count:
+        parts.append(_first_token(total))
+    if total.rendering_mismatches or total.unrendered_prompts:
+        parts.append(_rendering(total))
+    parts += [_store(stats.store), _replicas(stats.replicas, chosen)]
+    spaced: list[RenderableType] = [parts[0]]
+    for part in parts[1:]:
+        spaced += [Text(), part]
+    return Group(*spaced)
+
+
+def _of(windows: WindowsStats, window: Window) -> WindowStats:
+    chosen: WindowStats = getattr(windows, window.value)
+    return chosen
+
+
+def _head(stats: CacheStats, window: Window, total: WindowStats) -> RenderableType:
+    text = Text(f"Headstart {stats.version}", style="bold")
+    text.append(
+        f"  {stats.model}  up {_span(stats.uptime_s)}  "
+        f"({_WORDS[window]}: {_span(total.covered_s)})",
+        style="not bold",
+    )
+    return text
+
+
+def _requests(stats: CacheStats, total: WindowStats) -> RenderableType:
+    ended, rates = total.requests, total.hit_rates
+    lines = [
+        f"{ended.total:,} ended: {ended.ok:,} ok, {ended.cancelled:,} cancelled, "
+        f"{ended.refused:,} refused, {ended.engine_error:,} engine errors",
+        f"now {stats.in_flight:,} in flight, {stats.waiting:,} waiting",
+    ]
+    if rates.by_request is not None:
+        share = f"{rates.by_request:.1%}"
+        lines.append(f"{rates.hits:,} of {rates.requests:,} reused something ({share})")
+    if total.too_short_requests:
+        lines.append(f"{total.too_short_requests:,} too short to reuse anything (under one block)")
+    return _section("Requests", Text("\n".join(lines)))
+
+
+def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
+    steps = [
+        ("reused, engine's cache", tokens.delivered.device, "green"),
+        ("reused, store", tokens.delivered.memory, "green"),
+        ("not delivered", tokens.not_delivered, "yellow"),
+        ("elsewhere", tokens.elsewhere, "yellow"),
+        ("evicted", tokens.evicted, "yellow"),
+        ("never seen", tokens.never_seen, "blue"),
+    ]
+    table = _table()
+    table.add_column(min_width=22)
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column()
+    for name, count, style in steps:
+        share = count / tokens.total
+        bar = Text(_bar(share), style=style)
+        table.add_row(name, f"{count:,}", f"{share:.1%}", bar)
+    table.add_row("total", f"{tokens.total:,}", "", f"{tokens.uncached:,} went through prefill")
+    return _section("Prompt tokens", table)
+
+
+def _saved(saved: PrefillSaved) -> RenderableType:
+    if saved.saved_s is None or saved.error_s is None:
+        text = "not known yet: no cold prompt of comparable length was measured"
+    else:
+        text = (
+            f"{_seconds(saved.saved_s)} \N{PLUS-MINUS SIGN} {_seconds(saved.error_s)}"
+            f" over {saved.measured_requests:,} requests"
+        )
+        if saved.unmeasured_requests:
+            text += f"; {saved.unmeasured_requests:,} more could not be measured"
+    return _section("Prefill saved", Text(text))
+
+
+def _first_token(total: WindowStats) -> RenderableType:
+    times = total.first_token
+    table = _table()
+    for name in ("", "p50", "p90", "p99", "mean", "requests"):
+        table.add_column(name, justify="right" if name else "left", min_width=8)
+    parts: list[tuple[str, Durations]] = [
+        ("gateway", times.gateway),
+        ("queue and loading", times.queue),
+        ("prefill", times.prefill),
+        ("delivery", times.delivery),
+        ("total", times.total),
+    ]
+    for name, part in parts:
+        measured = (part.p50_s, part.p90_s, part.p99_s, part.mean_s)
+        table.add_row(name, *(_seconds(value) for value in measured), f"{part.count:,}")
+    return _section("Time to first token", table, header=True)
+
+
+def _rendering(total: WindowStats) -> RenderableType:
+    text = Text(
+        f"{total.rendering_mismatches:,} prompts differ from the engine's count, "
+        f"{total.unrendered_prompts:,} could not be rendered",
+        style="yellow" if total.rendering_mismatches else "",
+    )
+    return _section("Rendering", text)
+
+
+def _store(store: StoreGauges | None) -> RenderableType:
+    if store is None:
+        return _section("Store", Text("none, or it does not answer"))
+    used = store.used_bytes / store.capacity_bytes if store.capacity_bytes else 0.0
+    evicted = ", ".join(f"{count:,} {reason}" for reason, count in store.evicted_blocks.items())
+    lines = [
+        f"{_size(store.used_bytes)} of {_size(store.capacity_bytes)} used ({used:.1%}) "
+        f"{_bar(used)}",
+        f"{store.blocks:,} blocks, {store.leased_blocks:,} leased, "
+        f"{store.reserved_blocks:,} being written",
+        f"{store.hits:,} of {store.lookups:,} lookups hit; "
+        f"{_size(store.loaded_bytes)} loaded, {_size(store.saved_bytes)} saved",
+        f"evicted blocks: {evicted or 'none'}",
+    ]
+    if store.verification_failures:
+        lines.append(f"{store.verification_failures:,} blocks failed verification")
+    return _section("Store", Text("\n".join(lines)))
+
+
+def _replicas(replicas: Mapping[str, ReplicaStats], window: Window) -> RenderableType:
+    table = _table()
+    for name in ("", "requests", "in flight", "hits", "tokens reused", "TTFT p50", "events"):
+        table.add_column(name, justify="right" if name not in ("", "events") else "left")
+    for replica, stats in replicas.items():
+        numbers = _of(stats.windows, window)
+        table.add_row(
+            replica,
+            f"{numbers.requests.total:,}",
+            f"{stats.state.in_flight:,}",
+            _percent(numbers.hit_rates.by_request),
+            _percent(numbers.hit_rates.by_token),
+            _seconds(numbers.first_token.total.p50_s),
+            _events(stats.state.events),
+        )
+    return _section("Replicas", table, header=True)
+
+
+def _events(events: EventGauges | None) -> Text:
+    if events is None:
+        return Text("off")
+    if not events.connected:
+        return Text("silent", style="red")
+    if events.gaps:
+        return Text(f"on, {events.gaps:,} gaps", style="yellow")
+    return Text("on")
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+
+
+def _section(title: str, body: Table | Text, *, header: bool = False) -> RenderableType:
+    if isinstance(body, Table):
+        body.show_header = header
+        body.header_style = "dim"
+    return Group(Text(title, style="bold"), body)
+
+
+def _bar(share: float) -> str:
+    """Eighths of a cell, so that a small share is still seen."""
+    eighths = round(share * _BAR_WIDTH * 8)
+    if share > 0:
+        eighths = max(1, eighths)
+    full, rest = divmod(eighths, 8)
+    return "\N{FULL BLOCK}" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
+
+
+def _percent(share: float | None) -> str:
+    return _UNKNOWN if share is None else f"{share:.1%}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    if value < 1:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:,.2f} s"
+
+
+def _span(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.4g} TiB"

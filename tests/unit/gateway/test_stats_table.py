@@ -1,0 +1,116 @@
+"""The page of `headstart stats`."""
+
+import pytest
+from rich.console import Console
+
+from gateway.accounting import Accounting
+from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
+from gateway.stats_schema import EventGauges, Gauges, ReplicaGauges, StoreGauges
+from gateway.stats_table import render
+
+STORE = StoreGauges(
+    capacity_bytes=2**30,
+    used_bytes=2**28,
+    blocks=364,
+    evicted_blocks={"capacity": 12_345_678},
+    verification_failures=2,
+)
+
+
+def served(delivered: int, prefill_s: float) -> RequestRecord:
+    prompt = PromptTokens(2000, delivered, delivered, delivered, 0, delivered)
+    first = FirstToken(prefill_s + 0.01, 0.0003, 0.004, prefill_s, 0.002)
+    return RequestRecord(
+        request_id="r",
+        tenant="t",
+        model="m",
+        replica="engine-0",
+        outcome=Outcome.OK,
+        status=200,
+        stream=True,
+        started_at=0.0,
+        duration_s=1.0,
+        prompt=prompt,
+        first_token=first,
+        output_tokens=9,
+        rendering_mismatch=True,
+    )
+
+
+def page(*records: RequestRecord, window: str = "last_1m", gauges: Gauges | None = None) -> str:
+    accounting = Accounting(
+        ["engine-0"], model="m", version="1.2.3", block_size=32, clock=lambda: 0.0
+    )
+    for record in records:
+        accounting.record(record)
+    console = Console(width=80, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(accounting.snapshot(gauges=gauges or Gauges()), window))
+    return capture.get()
+
+
+def line_of(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+def test_the_waterfall_shows_counts_shares_and_bars() -> None:
+    """Half of the tokens came from the store: half of the bar."""
+    text = page(served(0, 1.0), served(2000, 0.1))
+    line = line_of(text, "reused, store")
+    assert "2,000" in line
+    assert "50.0%" in line
+    assert line.count("█") == 14
+    assert "0.0%" in line_of(text, "evicted")
+
+
+def test_savings_are_shown_with_their_error() -> None:
+    """One cold prompt calibrates the curve, with a wide bar."""
+    text = page(served(0, 1.0), served(1984, 0.1))
+    assert "900 ms ± 500 ms over 1 requests" in text
+
+
+def test_unknown_savings_are_said_to_be_unknown() -> None:
+    """Never 0 when it was not measured."""
+    assert "not known yet" in page(served(1984, 0.1))
+
+
+def test_first_token_parts_stand_in_milliseconds() -> None:
+    """Each part has percentiles, mean and count."""
+    text = page(served(0, 1.0))
+    assert line_of(text, "gateway").split()[-1] == "1"
+    assert "0.3 ms" in line_of(text, "gateway")
+    assert "1.00 s" in line_of(text, "prefill")
+
+
+def test_an_idle_gateway_prints_no_empty_tables() -> None:
+    """Without requests there is no waterfall, and no numbers are made up."""
+    text = page()
+    assert "Prompt tokens" not in text
+    assert "Time to first token" not in text
+    assert "0 ended" in text
+    assert "none, or it does not answer" in text
+
+
+def test_troubles_are_shown() -> None:
+    """Mismatches, failed verifications and silent event streams catch the eye."""
+    events = ReplicaGauges(events=EventGauges(connected=False))
+    text = page(served(0, 1.0), gauges=Gauges(store=STORE, replicas={"engine-0": events}))
+    assert "1 prompts differ from the engine's count" in text
+    assert "2 blocks failed verification" in text
+    assert line_of(text, "engine-0").endswith("silent")
+
+
+def test_every_line_fits_80_columns() -> None:
+    """Nothing is cut or wrapped with large numbers."""
+    state = ReplicaGauges(in_flight=256, events=EventGauges(connected=True, gaps=123))
+    gauges = Gauges(in_flight=256, waiting=256, store=STORE, replicas={"engine-0": state})
+    text = page(*[served(1984, 0.1)] * 2000, window="since_start", gauges=gauges)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert "12,345,678 capacity" in text
+    assert "on, 123 gaps" in text
+
+
+def test_an_unknown_window_is_refused() -> None:
+    """The caller offers the four names."""
+    with pytest.raises(ValueError, match="last_2m"):
+        page(window="last_2m")
