@@ -1,0 +1,390 @@
+"""A stub engine that speaks vLLM's answers, for what a real engine does not do on demand: errors,
+odd splits, silence and broken connections. Tests of the main path use the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+
+from engine_adapter.base import Prompt, RenderingError
+from engine_adapter.engine_client import EngineClient
+from gateway.app import App, Route
+from gateway.choice import Replica
+from gateway.health import Health
+from gateway.listener import Listener
+from gateway.places import Places
+from gateway.proxy import Proxy, ServedModel
+from gateway.record import RequestRecord
+from gateway.tenants import Tenants
+from policies.config import LimitsConfig
+from prefix_store.base import BlockHash
+from prefix_store.events import BlocksLoaded
+from prefix_store.hashing import as_token_ids, extend_chain
+
+MODEL = "stub-model"
+BLOCK_SIZE = 32
+NUM_TOKENS = 100
+
+USAGE = {
+    "prompt_tokens": NUM_TOKENS,
+    "completion_tokens": 2,
+    "total_tokens": NUM_TOKENS + 2,
+    "prompt_tokens_details": {"cached_tokens": 64, "created_cache_tokens": 32},
+}
+METRICS = {"time_to_first_token_ms": 20.0, "generation_time_ms": 5.0, "queue_time_ms": 3.0}
+
+
+def event(value: Any) -> bytes:
+    """One event as vLLM writes it."""
+    data = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return f"data: {data}\n\n".encode()
+
+
+def chunk_of(choices: list[dict[str, Any]], **more: Any) -> bytes:
+    """One chunk of a chat stream."""
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL}
+    return event({**head, "choices": choices, **more})
+
+
+ROLE = chunk_of([{"index": 0, "delta": {"role": "assistant", "content": ""}}])
+TOKEN_A = chunk_of([{"index": 0, "delta": {"content": "Hello"}, "finish_reason": None}])
+TOKEN_B = chunk_of([{"index": 0, "delta": {"content": " you"}, "finish_reason": "stop"}])
+LAST = chunk_of([], usage=USAGE, metrics=METRICS)
+DONE = b"data: [DONE]\n\n"
+STREAM = [ROLE, TOKEN_A, TOKEN_B, LAST, DONE]
+
+WHOLE = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello \u00e9"}}],
+    "usage": USAGE,
+    "metrics": METRICS,
+    "kv_transfer_params": None,
+}
+
+Behaviour = Callable[["StubEngine", web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as the engine got it."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        decoded: dict[str, Any] = json.loads(self.body)
+        return decoded
+
+
+@dataclass
+class StubEngine:
+    """Answers as `behave` says. Tests only."""
+
+    behave: Behaviour
+    received: list[Received] = field(default_factory=list)
+    running: int = 0
+    aborted: int = 0
+    """Requests whose client went away before the answer was complete."""
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    """Behaviours that hang wait for this."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = ""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.Response()
+        body = b"".join([chunk async for chunk in request.content.iter_any()])
+        self.received.append(Received(request.path, request.headers.copy(), body))
+        self.running += 1
+        self.arrived.set()
+        try:
+            return await self.behave(self, request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+
+def streams(chunks: Sequence[bytes], *, end: bool = True) -> Behaviour:
+    """A stream of `chunks`, each in a piece of its own; `end=False`: cut off after them."""
+
+    async def behave(stub: StubEngine, request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+            await asyncio.sleep(0)
+        if not end:
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    return behave
+
+
+def streams_then_hangs(chunks: Sequence[bytes]) -> Behaviour:
+    """A stream that falls silent after `chunks` until `release` is set."""
+
+    async def behave(stub: StubEngine, request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+        await stub.release.wait()
+        for chunk in STREAM[len(chunks) :]:
+            await response.write(chunk)
+        return response
+
+    return behave
+
+
+def answers(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Behaviour:
+    """A whole answer; bytes as they are, anything else as JSON."""
+
+    async def behave(stub: StubEngine, request: web.BaseRequest) -> web.StreamResponse:
+        raw = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
+        return web.Response(
+            body=raw, status=status, headers={"Content-Type": "application/json", **(headers or {})}
+        )
+
+    return behave
+
+
+def hangs() -> Behaviour:
+    """Nothing at all until `release` is set."""
+
+    async def behave(stub: StubEngine, request: web.BaseRequest) -> web.StreamResponse:
+        await stub.release.wait()
+        return await answers(WHOLE)(stub, request)
+
+    return behave
+
+
+def hangs_up(after: bytes = b"") -> Behaviour:
+    """Closes the connection, perhaps after some raw bytes."""
+
+    async def behave(stub: StubEngine, request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(after)
+        request.transport.close()
+        return web.Response()
+
+    return behave
+
+
+class FixedRenderer:
+    """Every prompt has NUM_TOKENS tokens; `error` is raised instead where it is set."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.seen: list[tuple[dict[str, Any], BlockHash]] = []
+        self.num_tokens = NUM_TOKENS
+
+    async def chat(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
+        if self.error is not None:
+            raise self.error
+        self.seen.append((dict(body), root))
+        tokens = as_token_ids(np.arange(self.num_tokens))
+        return Prompt(self.num_tokens, extend_chain(root, tokens, BLOCK_SIZE), tokens)
+
+    async def completion(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
+        if not isinstance(body["prompt"], str):
+            raise RenderingError("several prompts")
+        return await self.chat(body, root)
+
+
+@dataclass(frozen=True)
+class FixedMatch:
+    seen_blocks: int
+    by_holder: Mapping[Any, int]
+
+
+class FixedResidency:
+    """Answers `answer` and remembers what was seen."""
+
+    def __init__(self) -> None:
+        self.answer = FixedMatch(3, {"device": 2, "memory": 1, "elsewhere": 3})
+        self.seen: list[Sequence[BlockHash]] = []
+
+    def match(self, hashes: Sequence[BlockHash]) -> FixedMatch:
+        return self.answer
+
+    def see(self, hashes: Sequence[BlockHash]) -> None:
+        self.seen.append(hashes)
+
+
+@dataclass
+class Records:
+    """The accounting of the tests: keeps every record."""
+
+    all: list[RequestRecord] = field(default_factory=list)
+
+    def record(self, record: RequestRecord) -> None:
+        self.all.append(record)
+
+    @property
+    def only(self) -> RequestRecord:
+        (record,) = self.all
+        return record
+
+
+class FixedLoads:
+    """Load reports by request id."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, BlocksLoaded] = {}
+
+    def take(self, request_id: str) -> BlocksLoaded | None:
+        return self.reports.pop(request_id, None)
+
+
+@dataclass
+class RunningGateway:
+    """A gateway in front of a stub engine, and everything a test wants to look at."""
+
+    url: str
+    port: int
+    stub: StubEngine
+    client: aiohttp.ClientSession
+    records: Records
+    places: Places
+    renderer: FixedRenderer
+    residency: FixedResidency
+    loads: FixedLoads
+    app: App
+    health: Health
+    listener: Listener
+
+    async def settled(self) -> None:
+        """Until nothing runs any more, on either side."""
+        async with asyncio.timeout(10):
+            while self.stub.running or self.listener.running or self.places.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)  # three parties, none of which has an event for it
+
+
+@asynccontextmanager
+async def _listening(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[int]:
+    server = web.Server(handler, handler_cancellation=True, access_log=None)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+        await server.shutdown(0.05)
+
+
+@asynccontextmanager
+async def open_gateway(
+    behave: Behaviour,
+    *,
+    limits: LimitsConfig | None = None,
+    keys: Mapping[str, str] | None = None,
+    engine_url: str | None = None,
+) -> AsyncIterator[RunningGateway]:
+    """Stub engine, gateway and a client; closed in reverse order."""
+    limits = limits or LimitsConfig()
+    stub = StubEngine(behave)
+    async with _listening(stub.handle) as engine_port:
+        stub.url = f"http://127.0.0.1:{engine_port}"
+        engine = EngineClient(
+            engine_url or stub.url,
+            max_requests=limits.max_concurrent_requests,
+            connect_timeout_s=limits.connect_timeout,
+        )
+        replicas = [Replica("engine-0", engine, ("device", "memory"))]
+        tenants = Tenants(b"s" * 32, keys or {})
+        places = Places(
+            limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
+        )
+        renderer, residency, loads, records = (
+            FixedRenderer(),
+            FixedResidency(),
+            FixedLoads(),
+            Records(),
+        )
+        proxy = Proxy(
+            model=ServedModel(MODEL, 8192, BLOCK_SIZE),
+            limits=limits,
+            tenants=tenants,
+            places=places,
+            renderer=renderer,
+            residency=residency,
+            replicas=replicas,
+            loads=loads,
+            recorder=records,
+        )
+        health = Health(replicas, tenants, 2.0)
+        app = App(
+            {
+                "/v1/chat/completions": Route("POST", proxy.chat),
+                "/v1/completions": Route("POST", proxy.completions),
+                "/v1/models": Route("GET", health.models),
+                "/healthz": Route("GET", health.healthz, while_draining=True),
+                "/readyz": Route("GET", health.readyz, while_draining=True),
+            }
+        )
+        listener = Listener(
+            app, header_timeout_s=limits.header_timeout, idle_timeout_s=limits.idle_timeout
+        )
+        port = await listener.start("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{port}"
+        async with aiohttp.ClientSession(base_url=url) as client:
+            try:
+                yield RunningGateway(
+                    url, port, stub, client, records, places, renderer, residency, loads, app,
+                    health, listener,
+                )  # fmt: skip
+            finally:
+                await client.close()
+                await listener.stop(0.0)
+                await engine.close()
+
+
+class StubKit:
+    """The stub engine's vocabulary, since test modules cannot import this file."""
+
+    open_gateway = staticmethod(open_gateway)
+    streams = staticmethod(streams)
+    streams_then_hangs = staticmethod(streams_then_hangs)
+    answers = staticmethod(answers)
+    hangs = staticmethod(hangs)
+    hangs_up = staticmethod(hangs_up)
+    event = staticmethod(event)
+    chunk_of = staticmethod(chunk_of)
+    ROLE = ROLE
+    TOKEN_A = TOKEN_A
+    TOKEN_B = TOKEN_B
+    LAST = LAST
+    DONE = DONE
+    STREAM = tuple(STREAM)
+    USAGE = USAGE
+    METRICS = METRICS
+    WHOLE = WHOLE
+    MODEL = MODEL
+    BLOCK_SIZE = BLOCK_SIZE
+    NUM_TOKENS = NUM_TOKENS
+
+    @staticmethod
+    def chat(**more: Any) -> dict[str, Any]:
+        """A chat request body."""
+        return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **more}
+
+
+@pytest.fixture
+def stub_engine() -> StubKit:
+    return StubKit()
