@@ -1,6 +1,6 @@
 """Sums up ended requests, per replica and in all, over four windows of time.
 
-No I/O. Memory is about 0.8 MB a replica whatever the uptime and the traffic; the windows' edges
+No I/O. Memory is about 1 MB a replica whatever the uptime and the traffic; the windows' edges
 are as exact as gateway/windows.py says.
 """
 
@@ -13,17 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway import tally
+from gateway.gauges import Gauges, ReplicaGauges
 from gateway.prefill_curve import Prediction, PrefillCurve
 from gateway.record import FirstToken, Outcome, RequestRecord
-from gateway.stats_schema import (
-    CacheStats,
-    CurvePoint,
-    Gauges,
-    ReplicaGauges,
-    ReplicaStats,
-    ScopeStats,
-    WindowsStats,
-)
+from gateway.stats_schema import CacheStats, CurvePoint, ReplicaStats, ScopeStats, WindowsStats
 from gateway.waterfall import Waterfall, waterfall
 from gateway.windows import Window, Windows, first_tick
 
@@ -86,7 +79,7 @@ class Accounting:
                 tally.add_saving(cells, saving)
 
     def snapshot(self, *, gauges: Gauges) -> CacheStats:
-        """Everything as it stands now; about 1 ms and 1 ms more a replica."""
+        """Everything as it stands now; takes about 2 ms a replica, so not for every request."""
         uptime_s = self._uptime_s()
         sums = {replica: ledger.sums(int(uptime_s)) for replica, ledger in self._ledgers.items()}
         no_replica = self._no_replica.sums(int(uptime_s))
@@ -108,6 +101,7 @@ class Accounting:
                 for replica, ledger in self._ledgers.items()
             },
             store=gauges.store,
+            store_events=gauges.store_events,
             index=gauges.index,
             memo=gauges.memo,
         )

@@ -7,21 +7,25 @@ ids from the configuration, outcomes, kinds, reasons; never tenants, models or r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.gauges import EventGauges, StoreGauges
 from gateway.record import Outcome, RequestRecord
-from gateway.stats_schema import CacheStats, PromptTokenCounts, StoreGauges, WindowStats
+from gateway.stats_schema import CacheStats, PromptTokenCounts, WindowStats
 from gateway.tally import PARTS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 NO_REPLICA = "none"
 """Label of requests that reached no replica."""
+
+STORE_SOURCE = "store"
+"""Label of the store's event stream; those of replicas carry the replica's id."""
 
 _BUCKETS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -165,62 +169,102 @@ def _now(stats: CacheStats) -> Iterator[Metric]:
         tokens.add_metric(("tokenizer",), stats.memo.tokens_tokenized)
         yield tokens
         yield _gauge("memo_used_bytes", "Size of the memo.", stats.memo.used_bytes)
-        yield _gauge("memo_capacity_bytes", "Its bound.", stats.memo.capacity_bytes)
+        if stats.memo.capacity_bytes is not None:
+            yield _gauge("memo_capacity_bytes", "Its bound.", stats.memo.capacity_bytes)
 
 
 def _store(store: StoreGauges | None) -> Iterator[Metric]:
     yield _gauge("store_up", "1 when the store answers.", float(store is not None))
     if store is None:
         return
-    yield _gauge("store_capacity_bytes", "Size of the arena.", store.capacity_bytes)
-    yield _gauge("store_used_bytes", "Bytes that hold blocks.", store.used_bytes)
-    yield _gauge("store_blocks", "Committed blocks.", store.blocks)
-    yield _gauge("store_leased_blocks", "Protected from eviction.", store.leased_blocks)
-    yield _gauge("store_reserved_blocks", "Being written.", store.reserved_blocks)
+    yield _gauge("store_engines", "Engines that are connected.", len(store.engines))
+    for name, text, value in (
+        ("store_capacity_bytes", "Size of the arena.", store.capacity_bytes),
+        ("store_used_bytes", "Bytes of committed blocks.", store.used_bytes),
+        ("store_reserved_bytes", "Bytes that are being written.", store.reserved_bytes),
+        ("store_blocks", "Committed blocks.", store.blocks),
+        ("store_leases", "Leases right now.", store.leases),
+        ("store_leased_blocks", "Protected from eviction.", store.leased_blocks),
+    ):
+        yield _gauge(name, text, value)
     for name, text, count in (
         ("store_lookups", "Prefixes looked up.", store.lookups),
-        ("store_hits", "Lookups that found a block.", store.hits),
+        ("store_asked_blocks", "Blocks looked up.", store.asked_blocks),
+        ("store_matched_blocks", "Blocks found.", store.matched_blocks),
         ("store_loads", "Loads by engines.", store.loads),
-        ("store_loaded_blocks", "Blocks that engines loaded.", store.loaded_blocks),
+        ("store_failed_loads", "Loads that failed.", store.failed_loads),
+        ("store_loaded_tokens", "Tokens that engines loaded.", store.loaded_tokens),
         ("store_loaded_bytes", "Bytes that engines loaded.", store.loaded_bytes),
-        ("store_saved_blocks", "Blocks that engines saved.", store.saved_blocks),
-        ("store_saved_bytes", "Bytes that engines saved.", store.saved_bytes),
-        ("store_verification_failures", "Blocks refused.", store.verification_failures),
-        ("store_refused_reservations", "Blocks without a place.", store.refused_reservations),
+        ("store_stored_blocks", "Blocks that engines saved.", store.stored_blocks),
+        ("store_duplicate_blocks", "Saved twice at once.", store.duplicate_blocks),
+        ("store_orphaned_blocks", "Not taken, parent gone.", store.orphaned_blocks),
+        ("store_refused_blocks", "Not taken, no place.", store.refused_blocks),
+        ("store_expired_leases", "Leases that ran out.", store.expired_leases),
+        ("store_expired_reservations", "Writes given up.", store.expired_reservations),
     ):
         family = _counter(name, text)
         family.add_metric((), count)
         yield family
-    evicted = _counter("store_evicted_blocks", "Evicted blocks.", "reason")
+    evicted = _counter("store_evicted_blocks", "Blocks that went.", "reason")
     for reason, count in store.evicted_blocks.items():
         evicted.add_metric((reason,), count)
     yield evicted
 
 
 def _replicas(stats: CacheStats) -> Iterator[Metric]:
-    in_flight = _gauge_family("replica_in_flight", "Requests that a replica works on.")
-    connected = _gauge_family("events_connected", "1 when KV events arrive.")
-    lag = _gauge_family("events_lag_seconds", "Age of the newest batch when applied.")
-    counters = [
-        (_counter("events_batches", "Batches received.", "replica"), "batches"),
-        (_counter("events_gaps", "Breaks in the sequence.", "replica"), "gaps"),
-        (_counter("events_replays", "Replays asked for.", "replica"), "replays"),
-        (_counter("events_resyncs", "Times a replica was forgotten.", "replica"), "resyncs"),
-        (_counter("events_undecodable", "Undecodable messages.", "replica"), "undecodable"),
-        (_counter("events_incarnations", "Lives of the engine seen.", "replica"), "incarnation"),
-    ]
+    in_flight = GaugeMetricFamily(
+        "headstart_replica_requests_in_flight",
+        "Requests that a replica works on.",
+        labels=("replica",),
+    )
+    streams: dict[str, EventGauges] = {}
     for replica, replica_stats in stats.replicas.items():
         state = replica_stats.state
-        in_flight.add_metric((replica,), state.in_flight)
-        if state.events is None:
-            continue
-        connected.add_metric((replica,), float(state.events.connected))
-        if state.events.lag_s is not None:
-            lag.add_metric((replica,), state.events.lag_s)
-        for family, field in counters:
-            family.add_metric((replica,), getattr(state.events, field))
-    yield from (in_flight, connected, lag)
-    yield from (family for family, _ in counters)
+        if state.in_flight is not None:
+            in_flight.add_metric((replica,), state.in_flight)
+        if state.events is not None:
+            streams[replica] = state.events
+    yield in_flight
+    if stats.store_events is not None:
+        streams[STORE_SOURCE] = stats.store_events
+    yield from _events(streams)
+
+
+_EVENT_COUNTERS = (
+    ("batches", "Batches received."),
+    ("gaps", "Breaks in the sequence."),
+    ("replays", "Replays asked for."),
+    ("resyncs", "Times a publisher was forgotten."),
+    ("malformed", "Messages that were not understood."),
+    ("orphaned_blocks", "Blocks below an unknown parent."),
+    ("refused_blocks", "Blocks of another size than the gateway's."),
+    ("overflow_blocks", "Blocks left out since there were too many."),
+)
+
+
+_EVENT_GAUGES = (
+    ("connected", "events_connected", "1 when KV events arrive."),
+    ("incarnation", "events_incarnation", "Lives of the publisher seen."),
+    ("last_sequence", "events_last_sequence", "Sequence number of the newest batch."),
+    ("lag_s", "events_lag_seconds", "Age of the newest batch when applied."),
+    ("blocks", "events_blocks", "Blocks that the publisher has."),
+)
+
+
+def _events(streams: Mapping[str, EventGauges]) -> Iterator[Metric]:
+    families: list[tuple[str, CounterMetricFamily | GaugeMetricFamily]] = [
+        (field, GaugeMetricFamily(f"headstart_{name}", text, labels=("source",)))
+        for field, name, text in _EVENT_GAUGES
+    ]
+    families += [
+        (field, _counter(f"events_{field}", text, "source")) for field, text in _EVENT_COUNTERS
+    ]
+    for field, family in families:
+        for source, events in streams.items():
+            value: float | None = getattr(events, field)
+            if value is not None:
+                family.add_metric((source,), float(value))
+        yield family
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
@@ -229,7 +273,3 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"headstart_{name}", text, value=value)
-
-
-def _gauge_family(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"headstart_{name}", text, labels=("replica",))

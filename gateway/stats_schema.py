@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
+from gateway.gauges import (
+    Count,
+    EventGauges,
+    IndexGauges,
+    MemoGauges,
+    ReplicaGauges,
+    Seconds,
+    Stats,
+    StoreGauges,
+)
+
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Stats(BaseModel):
-    """A part of the statistics; never changes once made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RequestCounts(Stats):
@@ -149,92 +152,6 @@ class WindowsStats(Stats):
     last_1h: WindowStats = Field(description="The last 3600 to 3660 s.")
 
 
-class StoreGauges(Stats):
-    """The block store of this host, as it reports itself. Counts are since the store started."""
-
-    capacity_bytes: Count = Field(description="Size of the arena in bytes.")
-    used_bytes: Count = Field(description="Bytes that hold blocks, committed or being written.")
-    blocks: Count = Field(description="Committed blocks.")
-    leased_blocks: Count = Field(default=0, description="Protected from eviction right now.")
-    reserved_blocks: Count = Field(default=0, description="Being written, not visible yet.")
-    lookups: Count = Field(default=0, description="Prefixes that were looked up.")
-    hits: Count = Field(default=0, description="Lookups that found at least one block.")
-    loads: Count = Field(default=0, description="Loads by engines.")
-    loaded_blocks: Count = Field(default=0, description="Blocks that engines loaded.")
-    loaded_bytes: Count = Field(default=0, description="Bytes that engines loaded.")
-    saved_blocks: Count = Field(default=0, description="Blocks that engines saved.")
-    saved_bytes: Count = Field(default=0, description="Bytes that engines saved.")
-    verification_failures: Count = Field(
-        default=0, description="Blocks refused because token ids or checksum did not agree."
-    )
-    refused_reservations: Count = Field(
-        default=0, description="Blocks not saved because nothing could be evicted."
-    )
-    evicted_blocks: dict[str, Count] = Field(
-        default_factory=dict, description="Evicted blocks by reason."
-    )
-
-
-class EventGauges(Stats):
-    """The stream of KV events from one replica."""
-
-    connected: bool = Field(description="Events or an answer arrived lately.")
-    incarnation: Count = Field(default=0, description="Lives of the engine seen so far.")
-    last_sequence: int | None = Field(
-        default=None, description="Sequence number of the newest batch; null before the first."
-    )
-    batches: Count = Field(default=0, description="Batches received.")
-    gaps: Count = Field(default=0, description="Breaks in the sequence numbers.")
-    replays: Count = Field(default=0, description="Replays asked for after a gap or a start.")
-    resyncs: Count = Field(default=0, description="Times the replica's blocks were forgotten.")
-    undecodable: Count = Field(default=0, description="Messages that could not be decoded.")
-    lag_s: Seconds | None = Field(
-        default=None, description="Age in seconds of the newest batch when it was applied."
-    )
-
-
-class IndexGauges(Stats):
-    """The gateway's radix index."""
-
-    blocks: Count = Field(description="Blocks known.")
-    used_bytes: Count = Field(description="Estimated size in bytes.")
-    capacity_bytes: Count = Field(description="Bound in bytes.")
-
-
-class MemoGauges(Stats):
-    """The memo of rendered prefixes."""
-
-    tokens_from_memo: Count = Field(description="Tokens that were not tokenized again.")
-    tokens_tokenized: Count = Field(description="Tokens that went through the tokenizer.")
-    used_bytes: Count = Field(default=0, description="Size in bytes.")
-    capacity_bytes: Count = Field(default=0, description="Bound in bytes.")
-
-
-class ReplicaGauges(Stats):
-    """The state of one replica right now."""
-
-    in_flight: Count = Field(default=0, description="Requests that this replica works on.")
-    events: EventGauges | None = Field(
-        default=None, description="Its KV events; null when none are subscribed."
-    )
-
-
-class Gauges(Stats):
-    """The state of everything right now, handed to `Accounting.snapshot` by its caller."""
-
-    in_flight: Count = Field(default=0, description="Requests that are with an engine.")
-    waiting: Count = Field(default=0, description="Requests that wait for a place.")
-    loop_lag_s: Seconds | None = Field(
-        default=None, description="How late the event loop ran lately, in seconds."
-    )
-    store: StoreGauges | None = Field(
-        default=None, description="The store; null when there is none or it does not answer."
-    )
-    index: IndexGauges | None = Field(default=None, description="The radix index.")
-    memo: MemoGauges | None = Field(default=None, description="The memo of rendered prefixes.")
-    replicas: dict[str, ReplicaGauges] = Field(default_factory=dict, description="By replica id.")
-
-
 class CurvePoint(Stats):
     """One point of the measured prefill curve of a replica."""
 
@@ -279,5 +196,8 @@ class CacheStats(Stats):
     )
     replicas: dict[str, ReplicaStats] = Field(description="By replica id.")
     store: StoreGauges | None = Field(description="The store; null when it does not answer.")
+    store_events: EventGauges | None = Field(
+        description="The store's KV events; null when none are subscribed."
+    )
     index: IndexGauges | None = Field(description="The radix index.")
     memo: MemoGauges | None = Field(description="The memo of rendered prefixes.")

@@ -8,14 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gateway.gauges import EventGauges, StoreGauges
 from gateway.stats_schema import (
     CacheStats,
     Durations,
-    EventGauges,
     PrefillSaved,
     PromptTokenCounts,
     ReplicaStats,
-    StoreGauges,
     WindowsStats,
     WindowStats,
 )
@@ -107,7 +106,7 @@ def _saved(saved: PrefillSaved) -> RenderableType:
     else:
         text = (
             f"{_seconds(saved.saved_s)} \N{PLUS-MINUS SIGN} {_seconds(saved.error_s)}"
-            f" over {saved.measured_requests:,} requests"
+            f" over {_requests_of(saved.measured_requests)}"
         )
         if saved.unmeasured_requests:
             text += f"; {saved.unmeasured_requests:,} more could not be measured"
@@ -149,14 +148,14 @@ def _store(store: StoreGauges | None) -> RenderableType:
     lines = [
         f"{_size(store.used_bytes)} of {_size(store.capacity_bytes)} used ({used:.1%}) "
         f"{_bar(used)}",
-        f"{store.blocks:,} blocks, {store.leased_blocks:,} leased, "
-        f"{store.reserved_blocks:,} being written",
-        f"{store.hits:,} of {store.lookups:,} lookups hit; "
-        f"{_size(store.loaded_bytes)} loaded, {_size(store.saved_bytes)} saved",
-        f"evicted blocks: {evicted or 'none'}",
+        f"{store.blocks:,} blocks, {store.leased_blocks:,} leased; "
+        f"{_size(store.reserved_bytes)} being written",
+        f"{store.matched_blocks:,} of {store.asked_blocks:,} blocks looked up were there",
+        f"{_size(store.loaded_bytes)} loaded in {store.loads:,} loads, "
+        f"{store.failed_loads:,} failed",
+        f"{store.stored_blocks:,} blocks stored; evicted: {evicted or 'none'}",
+        f"engines connected: {', '.join(store.engines) or 'none'}",
     ]
-    if store.verification_failures:
-        lines.append(f"{store.verification_failures:,} blocks failed verification")
     return _section("Store", Text("\n".join(lines)))
 
 
@@ -169,7 +168,7 @@ def _replicas(replicas: Mapping[str, ReplicaStats], window: Window) -> Renderabl
         table.add_row(
             replica,
             f"{numbers.requests.total:,}",
-            f"{stats.state.in_flight:,}",
+            _UNKNOWN if stats.state.in_flight is None else f"{stats.state.in_flight:,}",
             _percent(numbers.hit_rates.by_request),
             _percent(numbers.hit_rates.by_token),
             _seconds(numbers.first_token.total.p50_s),
@@ -183,6 +182,8 @@ def _events(events: EventGauges | None) -> Text:
         return Text("off")
     if not events.connected:
         return Text("silent", style="red")
+    if events.refused_blocks:
+        return Text(f"blocks of {events.refused_block_size_tokens}", style="red")
     if events.gaps:
         return Text(f"on, {events.gaps:,} gaps", style="yellow")
     return Text("on")
@@ -206,6 +207,10 @@ def _bar(share: float) -> str:
         eighths = max(1, eighths)
     full, rest = divmod(eighths, 8)
     return "\N{FULL BLOCK}" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
+
+
+def _requests_of(count: int) -> str:
+    return "1 request" if count == 1 else f"{count:,} requests"
 
 
 def _percent(share: float | None) -> str:

@@ -1,6 +1,6 @@
 """The identity of the waterfall, whatever the index believed."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.record import PromptTokens
@@ -9,6 +9,7 @@ from gateway.waterfall import waterfall
 tokens = st.integers(0, 5000)
 
 
+@settings(deadline=None)
 @given(st.builds(PromptTokens, tokens, tokens, tokens, tokens, tokens, tokens))
 def test_steps_add_up_and_none_is_negative(prompt: PromptTokens) -> None:
     """Also with an index that is behind, ahead, or renders differently."""

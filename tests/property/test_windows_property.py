@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.histogram import MAX_S, MIN_S, NUM_BUCKETS, RELATIVE_ERROR, bucket_of, quantiles
@@ -28,6 +28,7 @@ def expected(entries: list[Entry], column: int, oldest: int) -> int:
     return sum(e.amount for e in entries if e.column == column and e.tick >= oldest)
 
 
+@settings(deadline=None)
 @given(additions, steps)
 def test_windows_neither_lose_nor_double_count(
     plan: list[tuple[int, int, int, bool]], wait: int
@@ -54,6 +55,7 @@ def check(windows: Windows, entries: list[Entry], now: int) -> None:
         assert total.tolist() == [expected(entries, column, oldest) for column in range(3)]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**7))
 def test_window_edges_are_as_exact_as_stated(now: int) -> None:
     """A window covers at least its span and less than one slot more, once it ran that long."""
@@ -63,6 +65,7 @@ def test_window_edges_are_as_exact_as_stated(now: int) -> None:
         assert covered == now or span <= covered < span + slot
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(MIN_S, MAX_S * 0.9), min_size=1, max_size=300),
     st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]),

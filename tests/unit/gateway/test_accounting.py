@@ -6,8 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.accounting import Accounting
+from gateway.gauges import EventGauges, Gauges, ReplicaGauges
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
-from gateway.stats_schema import CacheStats, EventGauges, Gauges, ReplicaGauges, WindowStats
+from gateway.stats_schema import CacheStats, WindowStats
 
 BLOCK = 32
 
@@ -78,7 +79,7 @@ def accounting_of(clock: Callable[[], float], *replicas: str) -> Accounting:
 
 
 def stats_of(accounting: Accounting) -> CacheStats:
-    return accounting.snapshot(gauges=Gauges())
+    return accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0))
 
 
 def total_of(accounting: Accounting) -> WindowStats:

@@ -3,27 +3,45 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.accounting import Accounting
+from gateway.gauges import EventGauges, Gauges, IndexGauges, MemoGauges, ReplicaGauges, StoreGauges
 from gateway.metrics import Metrics
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
-from gateway.stats_schema import (
-    CacheStats,
-    EventGauges,
-    Gauges,
-    IndexGauges,
-    MemoGauges,
-    ReplicaGauges,
-    StoreGauges,
-)
+from gateway.stats_schema import CacheStats
 
+STORE = StoreGauges(
+    id="store-0",
+    incarnation=1,
+    uptime_s=9.0,
+    engines=["a"],
+    capacity_bytes=100,
+    used_bytes=50,
+    reserved_bytes=10,
+    blocks=5,
+    leases=1,
+    leased_blocks=2,
+    lookups=4,
+    asked_blocks=40,
+    matched_blocks=30,
+    loads=3,
+    failed_loads=1,
+    loaded_tokens=960,
+    loaded_bytes=1000,
+    stored_blocks=12,
+    duplicate_blocks=0,
+    orphaned_blocks=0,
+    refused_blocks=0,
+    expired_leases=0,
+    expired_reservations=0,
+    evicted_blocks={"capacity": 7},
+)
 GAUGES = Gauges(
     in_flight=3,
     waiting=2,
     loop_lag_s=0.25,
-    store=StoreGauges(
-        capacity_bytes=100, used_bytes=50, blocks=5, hits=4, evicted_blocks={"capacity": 7}
-    ),
+    store=STORE,
+    store_events=EventGauges(connected=True, gaps=6),
     index=IndexGauges(blocks=8, used_bytes=80, capacity_bytes=800),
-    memo=MemoGauges(tokens_from_memo=90, tokens_tokenized=10),
+    memo=MemoGauges(tokens_from_memo=90, tokens_tokenized=10, used_bytes=5),
     replicas={"a": ReplicaGauges(in_flight=1, events=EventGauges(connected=True, lag_s=0.5))},
 )
 
@@ -114,14 +132,16 @@ def test_state_is_exported_as_gauges() -> None:
     assert samples["headstart_store_evicted_blocks_total,reason=capacity"] == 7
     assert samples["headstart_index_blocks"] == 8
     assert samples["headstart_rendered_tokens_total,source=memo"] == 90
-    assert samples["headstart_events_connected,replica=a"] == 1
-    assert samples["headstart_events_lag_seconds,replica=a"] == 0.5
-    assert "headstart_events_connected,replica=b" not in samples
+    assert samples["headstart_events_connected,source=a"] == 1
+    assert samples["headstart_events_lag_seconds,source=a"] == 0.5
+    assert samples["headstart_events_gaps_total,source=store"] == 6
+    assert samples["headstart_store_failed_loads_total"] == 1
+    assert "headstart_events_connected,source=b" not in samples
 
 
 def test_what_is_not_known_is_not_exported() -> None:
     """A store that does not answer is down, not empty."""
-    samples = scrape(gauges=Gauges())
+    samples = scrape(gauges=Gauges(in_flight=0, waiting=0))
     assert samples["headstart_store_up"] == 0
     assert not [name for name in samples if name.startswith("headstart_store_used")]
     assert "headstart_event_loop_lag_seconds" not in samples

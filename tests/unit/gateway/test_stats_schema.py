@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.accounting import Accounting
-from gateway.stats_schema import CacheStats, Gauges, IndexGauges, StoreGauges
+from gateway.gauges import Gauges, IndexGauges
+from gateway.stats_schema import CacheStats
 
 DOCS = Path(__file__).parents[3] / "docs" / "stats.md"
 
@@ -23,8 +24,8 @@ def fields() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def sample() -> CacheStats:
     accounting = Accounting(["a"], model="m", version="1", block_size=32, clock=lambda: 0.0)
-    store = StoreGauges(capacity_bytes=10, used_bytes=5, blocks=1, evicted_blocks={"capacity": 2})
-    return accounting.snapshot(gauges=Gauges(store=store))
+    index = IndexGauges(blocks=1, used_bytes=5, capacity_bytes=10)
+    return accounting.snapshot(gauges=Gauges(in_flight=1, waiting=0, index=index))
 
 
 def test_every_field_is_described() -> None:
@@ -37,7 +38,7 @@ def test_the_schema_can_be_exported_and_read_back() -> None:
     """What is served validates against the model again."""
     text = sample().model_dump_json()
     assert CacheStats.model_validate_json(text) == sample()
-    assert json.loads(text)["store"]["evicted_blocks"] == {"capacity": 2}
+    assert json.loads(text)["index"]["capacity_bytes"] == 10
 
 
 def test_unknown_numbers_are_null_in_json() -> None:

@@ -4,17 +4,38 @@ import pytest
 from rich.console import Console
 
 from gateway.accounting import Accounting
+from gateway.gauges import EventGauges, Gauges, ReplicaGauges, StoreGauges
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
-from gateway.stats_schema import EventGauges, Gauges, ReplicaGauges, StoreGauges
 from gateway.stats_table import render
 
 STORE = StoreGauges(
+    id="store-0",
+    incarnation=1,
+    uptime_s=9.0,
+    engines=["engine-0"],
     capacity_bytes=2**30,
     used_bytes=2**28,
+    reserved_bytes=0,
     blocks=364,
-    evicted_blocks={"capacity": 12_345_678},
-    verification_failures=2,
+    leases=1,
+    leased_blocks=40,
+    lookups=1_234_567,
+    asked_blocks=123_456_789,
+    matched_blocks=101_234_567,
+    loads=1_000_000,
+    failed_loads=2,
+    loaded_tokens=10**9,
+    loaded_bytes=2**44,
+    stored_blocks=12_345_999,
+    duplicate_blocks=0,
+    orphaned_blocks=0,
+    refused_blocks=0,
+    expired_leases=0,
+    expired_reservations=0,
+    evicted_blocks={"capacity": 12_345_678, "corrupt": 1},
 )
+
+IDLE = Gauges(in_flight=0, waiting=0)
 
 
 def served(delivered: int, prefill_s: float) -> RequestRecord:
@@ -45,7 +66,7 @@ def page(*records: RequestRecord, window: str = "last_1m", gauges: Gauges | None
         accounting.record(record)
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(render(accounting.snapshot(gauges=gauges or Gauges()), window))
+        console.print(render(accounting.snapshot(gauges=gauges or IDLE), window))
     return capture.get()
 
 
@@ -66,7 +87,7 @@ def test_the_waterfall_shows_counts_shares_and_bars() -> None:
 def test_savings_are_shown_with_their_error() -> None:
     """One cold prompt calibrates the curve, with a wide bar."""
     text = page(served(0, 1.0), served(1984, 0.1))
-    assert "900 ms ± 500 ms over 1 requests" in text
+    assert "900 ms ± 500 ms over 1 request" in text
 
 
 def test_unknown_savings_are_said_to_be_unknown() -> None:
@@ -92,11 +113,14 @@ def test_an_idle_gateway_prints_no_empty_tables() -> None:
 
 
 def test_troubles_are_shown() -> None:
-    """Mismatches, failed verifications and silent event streams catch the eye."""
+    """Mismatches, failed loads and silent event streams catch the eye."""
     events = ReplicaGauges(events=EventGauges(connected=False))
-    text = page(served(0, 1.0), gauges=Gauges(store=STORE, replicas={"engine-0": events}))
+    text = page(
+        served(0, 1.0),
+        gauges=Gauges(in_flight=0, waiting=0, store=STORE, replicas={"engine-0": events}),
+    )
     assert "1 prompts differ from the engine's count" in text
-    assert "2 blocks failed verification" in text
+    assert "1,000,000 loads, 2 failed" in text
     assert line_of(text, "engine-0").endswith("silent")
 
 

@@ -1,0 +1,142 @@
+"""The state of everything right now, as its owners report it: part of GET /cache/stats.
+
+The composition root fills these from the store, the event subscribers, the index and the renderer.
+A default of None means that the owner does not say; nothing here defaults to 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Stats(BaseModel):
+    """A part of the statistics; never changes once made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StoreGauges(Stats):
+    """The block store of this host, as it reports itself. Counts are since the store started."""
+
+    id: str = Field(description="Name of the store.")
+    incarnation: Count = Field(description="Changes when the store restarts empty.")
+    uptime_s: Seconds = Field(description="Seconds since the store started.")
+    engines: list[str] = Field(description="Engines whose connector is connected.")
+    capacity_bytes: Count = Field(description="Size of the arena in bytes.")
+    used_bytes: Count = Field(description="Bytes of committed blocks.")
+    reserved_bytes: Count = Field(description="Bytes that are being written.")
+    blocks: Count = Field(description="Committed blocks.")
+    leases: Count = Field(description="Leases that protect blocks right now.")
+    leased_blocks: Count = Field(description="Blocks that are protected from eviction.")
+    lookups: Count = Field(description="Prefixes that engines looked up.")
+    asked_blocks: Count = Field(description="Blocks that were looked up.")
+    matched_blocks: Count = Field(description="Blocks that were found.")
+    loads: Count = Field(description="Loads that engines reported.")
+    failed_loads: Count = Field(description="Loads that failed and were recomputed.")
+    loaded_tokens: Count = Field(description="Tokens that engines loaded.")
+    loaded_bytes: Count = Field(description="Bytes that engines loaded.")
+    stored_blocks: Count = Field(description="Blocks that engines saved.")
+    duplicate_blocks: Count = Field(
+        description="Saved by two engines at the same time; the second copy was dropped."
+    )
+    orphaned_blocks: Count = Field(description="Not taken: their parent was gone.")
+    refused_blocks: Count = Field(
+        description="Not taken: everything else was leased or being written."
+    )
+    expired_leases: Count = Field(description="Leases that nobody gave back in time.")
+    expired_reservations: Count = Field(description="Writes that nobody finished in time.")
+    evicted_blocks: dict[str, Count] = Field(description="Blocks that went, by reason.")
+
+
+class EventGauges(Stats):
+    """A stream of KV events and what it announced. Counts are since the gateway started."""
+
+    connected: bool = Field(description="Events, or an answer to a replay, arrived lately.")
+    incarnation: Count | None = Field(
+        default=None, description="Lives of the publisher that were seen."
+    )
+    last_sequence: int | None = Field(
+        default=None, description="Sequence number of the newest batch; null before the first."
+    )
+    lag_s: Seconds | None = Field(
+        default=None, description="Age in seconds of the newest batch when it was applied."
+    )
+    batches: Count | None = Field(default=None, description="Batches received.")
+    gaps: Count | None = Field(default=None, description="Breaks in the sequence numbers.")
+    replays: Count | None = Field(default=None, description="Replays asked for.")
+    resyncs: Count | None = Field(
+        default=None, description="Times everything known of the publisher was forgotten."
+    )
+    malformed: Count | None = Field(
+        default=None, description="Messages and events that could not be understood."
+    )
+    blocks: Count | None = Field(default=None, description="Blocks that it has now.")
+    orphaned_blocks: Count | None = Field(
+        default=None, description="Blocks below a parent that was never announced."
+    )
+    refused_blocks: Count | None = Field(
+        default=None,
+        description="Blocks of another size than the gateway's: they can never be matched.",
+    )
+    refused_block_size_tokens: int | None = Field(
+        default=None, description="The size of those, in tokens."
+    )
+    overflow_blocks: Count | None = Field(
+        default=None, description="Blocks left out since there were too many."
+    )
+
+
+class IndexGauges(Stats):
+    """The gateway's radix index."""
+
+    blocks: Count = Field(description="Blocks known, resident or only seen.")
+    used_bytes: Count = Field(description="Estimated size in bytes.")
+    capacity_bytes: Count = Field(description="Bound in bytes.")
+    forgotten_resident_blocks: Count | None = Field(
+        default=None,
+        description="Blocks dropped although somebody has them: the index is too small.",
+    )
+
+
+class MemoGauges(Stats):
+    """The memo of rendered prefixes. Counts are since the gateway started."""
+
+    tokens_from_memo: Count = Field(description="Tokens that were not tokenized again.")
+    tokens_tokenized: Count = Field(description="Tokens that went through the tokenizer.")
+    used_bytes: Count = Field(description="Size in bytes.")
+    capacity_bytes: Count | None = Field(default=None, description="Bound in bytes.")
+
+
+class ReplicaGauges(Stats):
+    """The state of one replica right now."""
+
+    in_flight: Count | None = Field(
+        default=None, description="Requests that this replica works on."
+    )
+    events: EventGauges | None = Field(
+        default=None, description="Its KV events; null when none are subscribed."
+    )
+
+
+class Gauges(Stats):
+    """The state of everything right now, handed to `Accounting.snapshot` by its caller."""
+
+    in_flight: Count = Field(description="Requests that are with an engine.")
+    waiting: Count = Field(description="Requests that wait for a place.")
+    loop_lag_s: Seconds | None = Field(
+        default=None, description="How late the event loop ran lately, in seconds."
+    )
+    store: StoreGauges | None = Field(
+        default=None, description="The store; null when there is none or it does not answer."
+    )
+    store_events: EventGauges | None = Field(
+        default=None, description="The store's KV events; null when none are subscribed."
+    )
+    index: IndexGauges | None = Field(default=None, description="The radix index.")
+    memo: MemoGauges | None = Field(default=None, description="The memo of rendered prefixes.")
+    replicas: dict[str, ReplicaGauges] = Field(default_factory=dict, description="By replica id.")
