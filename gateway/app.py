@@ -44,7 +44,7 @@ class App:
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """The handler for aiohttp's server."""
-        exchange = Exchange(request)
+        exchange = Exchange(request, last=self.draining)
         try:
             await self._route(request)(exchange)
         except GatewayError as error:
@@ -58,7 +58,7 @@ class App:
             log.exception("%s %s: internal error", request.method, request.path)
             await exchange.send_error(GatewayError("the gateway failed; its log says why"))
         response = exchange.response()
-        if self.draining:
+        if self.draining:  # since this request came
             response.force_close()
         return response
 

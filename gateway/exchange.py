@@ -30,8 +30,10 @@ class Exchange:
     Every answer carries the request id. Writing raises ConnectionError when the client has gone.
     """
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    def __init__(self, request: web.BaseRequest, *, last: bool = False) -> None:
+        """`last`: the connection is closed after the answer, and the answer says so."""
         self.request = request
+        self._last = last
         self.request_id = request_id_of(request.headers)
         self._response: web.StreamResponse | None = None
         self._streaming = False
@@ -84,7 +86,7 @@ class Exchange:
         headers[REQUEST_ID] = self.request_id
         headers["Server"] = "headstart"
         self._response = response = web.Response(status=status, body=body, headers=headers)
-        if status == RequestTimeoutError.status:
+        if self._last or status == RequestTimeoutError.status:
             response.force_close()
         await response.prepare(self.request)
         await response.write_eof()
@@ -108,8 +110,10 @@ class Exchange:
         """The head of a stream; it is sent at once."""
         headers[REQUEST_ID] = self.request_id
         headers["Server"] = "headstart"
-        self._response = web.StreamResponse(status=status, headers=headers)
-        writer = await self._response.prepare(self.request)
+        self._response = response = web.StreamResponse(status=status, headers=headers)
+        if self._last:
+            response.force_close()
+        writer = await response.prepare(self.request)
         if writer is not None:
             writer.send_headers()
         self._streaming = True
