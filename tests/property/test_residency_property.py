@@ -1,0 +1,85 @@
+"""Residency against sets of paths, fed with prompts that extend and fork."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from prefix_store.base import BlockHash
+from prefix_store.hashing import digest
+from prefix_store.residency import Holder, Medium, Residency
+
+Path = tuple[int, ...]
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
+holders = st.sampled_from(
+    [Holder(source, medium) for source in ("s-0", "s-1") for medium in list(Medium)[:2]]
+)
+
+
+def chain_of(path: Path) -> list[BlockHash]:
+    return [digest("r", bytes(path[: i + 1])) for i in range(len(path))]
+
+
+def prefixes(path: Path) -> list[Path]:
+    return [path[: i + 1] for i in range(len(path))]
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """The model: paths seen, and for each holder the set of paths that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency = Residency(1024**2)
+        self.seen: set[Path] = set()
+        self.held: dict[Holder, set[Path]] = {}
+
+    @rule(path=paths)
+    def see(self, path: Path) -> None:
+        self.residency.see(chain_of(path))
+        self.seen.update(prefixes(path))
+
+    @rule(holder=holders, path=paths, start=st.integers(0, 3))
+    def store(self, holder: Holder, path: Path, start: int) -> None:
+        start = min(start, len(path) - 1)
+        chain = chain_of(path)
+        parent = chain[start - 1] if start else None
+        self.residency.store(holder, parent, chain[start:])
+        if start and path[:start] not in self.seen:
+            return
+        self.seen.update(prefixes(path)[start:])
+        self.held.setdefault(holder, set()).update(prefixes(path)[start:])
+
+    @rule(holder=holders, path=paths)
+    def remove(self, holder: Holder, path: Path) -> None:
+        self.residency.remove(holder, chain_of(path)[-1])
+        self.held.get(holder, set()).discard(path)
+
+    @rule(holder=holders)
+    def clear(self, holder: Holder) -> None:
+        self.residency.clear(holder)
+        self.held.pop(holder, None)
+
+    @rule(path=paths)
+    def match(self, path: Path) -> None:
+        match = self.residency.match(chain_of(path))
+        assert match.seen_blocks == self.run(path, self.seen)
+        expected = {h: self.run(path, held) for h, held in self.held.items()}
+        assert match.by_holder == {h: n for h, n in expected.items() if n}
+
+    def run(self, path: Path, present: set[Path]) -> int:
+        length = 0
+        while length < len(path) and path[: length + 1] in present:
+            length += 1
+        return length
+
+    @invariant()
+    def counts_agree(self) -> None:
+        stats = self.residency.stats()
+        assert stats.resident_blocks == {h: len(held) for h, held in self.held.items()}
+        assert stats.nodes == len(self.seen)
+
+
+TestResidencyMachine = ResidencyMachine.TestCase
+TestResidencyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestResidencyMachine.__doc__ = "Every call agrees with plain sets, in any order of calls."
