@@ -108,7 +108,12 @@ class Stack:
         return (sys.executable, "-m", "gateway.cli", *arguments)
 
     def remove_files(self) -> None:
-        """What children and we leave in the runtime directory."""
+        """What children and we leave in the runtime directory (vLLM leaves its sockets)."""
+        endpoints = [self.paths.engine_events(engine) for engine in self.config.engines]
+        endpoints += [self.paths.engine_replay(engine) for engine in self.config.engines]
+        for endpoint in endpoints:
+            if endpoint.startswith("ipc://"):
+                Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         (self.paths.root / "config.json").unlink(missing_ok=True)
 
 
