@@ -34,11 +34,12 @@ class TierMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.view = memoryview(bytearray(4096))
+        self.view = memoryview(bytearray(1408))
         self.written: list[tuple[int, int]] = []  # offset, size in tokens
         self.leases: dict[int, list[tuple[Extent, bytes]]] = {}
         self.announced: set[bytes] = set()
         self.parents: dict[bytes, bytes | None] = {}
+        self.sizes: dict[bytes, int] = {}
         self.tier = self.new_tier()
 
     def new_tier(self) -> MemoryTier:
@@ -54,6 +55,7 @@ class TierMachine(RuleBasedStateMachine):
                     assert parent is None or parent in self.announced
                     assert block not in self.announced
                     self.announced.add(block)
+                    self.sizes[block] = SHAPES[change.block_size].num_bytes
                     self.parents[block] = parent if isinstance(parent, bytes) else None
                     parent = block
             elif isinstance(change, events.BlockRemoved):
@@ -78,11 +80,23 @@ class TierMachine(RuleBasedStateMachine):
             seal(record, shape)
             self.written.append((place.offset, size))
 
+    @rule(prompt=PROMPTS, size=st.sampled_from([2, 4]))
+    def put(self, prompt: list[int], size: int) -> None:
+        self.write(prompt, size, 0)
+        self.commit(len(self.written), False)
+
+    @rule(prompt=PROMPTS, size=st.sampled_from([2, 4]))
+    def read_a_dropped_prompt(self, prompt: list[int], size: int) -> None:
+        self.put(prompt, size)
+        self.match(prompt, size, 0)
+        self.drop(prompt[:1], size)
+        self.leased_bytes_never_change()
+
     @precondition(lambda self: self.written)
     @rule(count=st.integers(1, 9), torn=st.booleans())
     def commit(self, count: int, torn: bool) -> None:
         batch, self.written = self.written[:count], self.written[count:]
-        if torn:
+        if torn and batch:
             self.view[batch[-1][0]] = 0
         self.tier.commit([offset for offset, _ in batch], "salt")
 
@@ -141,6 +155,8 @@ class TierMachine(RuleBasedStateMachine):
         assert tier.free_bytes + tier.used_bytes + tier.reserved_bytes == tier.capacity_bytes
         assert min(tier.free_bytes, tier.used_bytes, tier.reserved_bytes) >= 0
         assert len(tier) == len(self.announced)
+        visible = sum(self.sizes[block] for block in self.announced)
+        assert tier.used_bytes == visible if not tier.num_leases else tier.used_bytes >= visible
 
     @invariant()
     def leased_bytes_never_change(self) -> None:
