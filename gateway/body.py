@@ -150,7 +150,7 @@ def _refuse_duplicates(raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     for name, value in fields.items():
         key = _KEY.match(raw, position)
         member = bytes(value)
-        if last != b"," or key is None or not raw.startswith(member, key.end()):
+        if key is None or not raw.startswith(member, key.end()):
             raise _duplicate(name)
         separator = _SEPARATOR.match(raw, key.end() + len(member))
         if separator is None:

@@ -49,6 +49,22 @@ def test_duplicate_keys_are_refused_and_nothing_else(case):
             split_object(raw)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":12,"b":2,"a":1}',
+        b'{"a":1,"b":2,"a":12}',
+        b'{"a":1,"\\u0061":1}',
+        b'{"a":"12}","a":123}',
+    ],
+)
+def test_duplicate_keys_cannot_hide(raw):
+    """In escapes, or behind values of another length."""
+    with pytest.raises(BadRequestError, match="twice"):
+        split_object(raw)
+
+
 @given(st.dictionaries(st.text(max_size=6), JSON, max_size=6))
 def test_the_engine_gets_what_the_client_sent(extra):
     """Values and order, for any fields that are not ours."""

@@ -108,8 +108,8 @@ async def test_a_waiter_cancelled_just_before_the_place_is_free_is_passed_over()
     guests = Guests(Places(1, 5, 10.0))
     for guest in range(3):
         await guests.come(guest)
-    guests.cancel(1)
     guests.leave(0)
+    guests.cancel(1)
     await turn()
     assert guests.inside == [2]
     await guests.end()

@@ -69,6 +69,21 @@ def test_a_bound_loses_nothing(case):
     assert out + scanner.flush() == raw
 
 
+def test_line_ends_may_be_mixed():
+    """In one chunk that also ends like one event."""
+    assert SseScanner().feed(b"a\n\r\nb\n\n") == [b"a\n\r\n", b"b\n\n"]
+
+
+def test_events_are_found_again_after_one_that_was_too_long():
+    """The bound costs the view of one event only."""
+    scanner = SseScanner(max_event_bytes=10)
+    scanner.feed(b"x" * 11)
+    assert scanner.feed(b"x\n\n") == [b"x\n\n"]
+    scanner.feed(b"x" * 9)
+    scanner.flush()
+    assert scanner.feed(b"\r\n\r\na") == [b"\r\n\r\n"]
+
+
 def test_held_bytes_are_bounded():
     """An event without an end is not collected for ever."""
     scanner = SseScanner(max_event_bytes=1000)
