@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 
 import aiohttp
 from yarl import URL
 
 from engine_adapter.base import (
+    EngineAdapterError,
     EngineLostError,
     EngineTimeoutError,
     EngineUnreachableError,
@@ -37,26 +39,49 @@ class EngineResponse:
         self.status = response.status
         self.headers = response.headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; raises EngineLostError when the engine breaks off."""
-        content = self._response.content
-        while True:
-            with _translated():
-                chunk = await content.readany()
-            if not chunk:
-                return
-            yield chunk
+    @property
+    def complete(self) -> bool:
+        """All of the body has been read."""
+        return self._response.content.at_eof()
+
+    async def next_chunk(self) -> bytes:
+        """The next piece, as it arrives; empty at the end. Raises EngineLostError."""
+        try:
+            return await self._response.content.readany()
+        except _FAILURES as error:
+            raise _translated(error) from error
 
     async def read(self, max_bytes: int) -> bytes:
         """The whole body; raises EngineLostError when it breaks off or is over `max_bytes`."""
         parts: list[bytes] = []
         size = 0
-        async for chunk in self.chunks():
+        while chunk := await self.next_chunk():
             size += len(chunk)
             if size > max_bytes:
                 raise EngineLostError(f"the engine's answer is over {max_bytes} bytes")
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class EngineRequest:
+    """A request on its way: an asynchronous context manager."""
+
+    def __init__(self, sending: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> None:
+        self._sending = sending
+
+    async def __aenter__(self) -> EngineResponse:
+        try:
+            return EngineResponse(await self._sending.__aenter__())
+        except _FAILURES as error:
+            raise _translated(error) from error
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._sending.__aexit__(kind, error, traceback)
 
 
 class EngineClient:
@@ -80,27 +105,25 @@ class EngineClient:
         """Drop all connections."""
         await self._session.close()
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self,
         method: str,
         path: str,
         *,
         headers: Mapping[str, str],
         body: bytes | None = None,
-    ) -> AsyncIterator[EngineResponse]:
-        """Send a request; inside the block the answer's head is here.
+    ) -> EngineRequest:
+        """A request, sent by `async with`; inside the block the answer's head is here.
 
         Leaving the block before the body's end closes the connection, upon which the engine aborts
         its work. `path` is one of a few fixed ones. Raises EngineUnreachableError, EngineLostError.
         """
         data = io.BytesIO(body) if body and len(body) > _LARGE_BODY_BYTES else body
-        with _translated():
-            response = await self._session.request(
+        return EngineRequest(
+            self._session.request(
                 method, self._url(path), data=data, headers=headers, allow_redirects=False
             )
-        async with response:
-            yield EngineResponse(response)
+        )
 
     async def healthy(self, timeout_s: float) -> bool:
         """True when the engine answers /health with 200 within `timeout_s`."""
@@ -117,14 +140,14 @@ class EngineClient:
         return self._urls[path]
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+def _translated(error: BaseException) -> EngineAdapterError:
     """aiohttp's errors in this package's words."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise EngineUnreachableError(str(error)) from error
-    except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-        raise EngineTimeoutError(str(error)) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineLostError(str(error) or type(error).__name__) from error
+    text = str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return EngineUnreachableError(text)
+    if isinstance(error, TimeoutError):
+        return EngineTimeoutError(text)
+    return EngineLostError(text)

@@ -55,11 +55,17 @@ class Exchange:
         expected = self.request.headers.get("Expect", "").lower()
         if expected == "100-continue" and transport is not None:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        content = self.request.content
+        if content.is_eof():  # it came in one piece with the head
+            body = content.read_nowait()
+            if len(body) <= max_bytes:
+                return body
+            raise too_large
         parts: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(timeout_s):
-                while chunk := await self.request.content.readany():
+                while chunk := await content.readany():
                     size += len(chunk)
                     if size > max_bytes:
                         raise too_large
@@ -107,15 +113,13 @@ class Exchange:
         await self.send(error.status, encode_error(error), headers=headers)
 
     async def start(self, status: int, headers: CIMultiDict[str]) -> None:
-        """The head of a stream; it is sent at once."""
+        """The head of a stream, sent at once."""
         headers[REQUEST_ID] = self.request_id
         headers["Server"] = "headstart"
         self._response = response = web.StreamResponse(status=status, headers=headers)
         if self._last:
             response.force_close()
-        writer = await response.prepare(self.request)
-        if writer is not None:
-            writer.send_headers()
+        await response.prepare(self.request)
         self._streaming = True
 
     async def write(self, chunk: bytes) -> None:
@@ -125,11 +129,13 @@ class Exchange:
         await self._response.write(chunk)
         self.writing = False
 
-    async def end(self) -> None:
-        """The end of the stream."""
+    async def end(self, chunk: bytes = b"") -> None:
+        """The last piece and the end of the stream."""
         assert self._response is not None
         self._streaming = False
-        await self._response.write_eof()
+        self.writing = True
+        await self._response.write_eof(chunk)
+        self.writing = False
 
     def abort(self) -> None:
         """Drop the connection: nothing sensible can be said any more."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
 from gateway.errors import TooManyRequestsError, UnavailableError
 
 
 class Places:
-    """First come, first served. A waiter that is cancelled leaves no trace."""
+    """First come, first served: `async with places`. A waiter that is cancelled leaves no trace."""
 
     def __init__(self, max_running: int, max_waiting: int, max_wait_s: float) -> None:
         self._max_running = max_running
@@ -30,9 +29,8 @@ class Places:
         """Requests that wait for one."""
         return len(self._waiters)
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place for the length of the block.
+    async def __aenter__(self) -> None:
+        """Take a place, to be given back at the end of the block.
 
         Raises TooManyRequestsError when nobody more may wait, UnavailableError after max_wait_s.
         """
@@ -40,10 +38,9 @@ class Places:
             self._running += 1
         else:
             await self._wait()
-        try:
-            yield
-        finally:
-            self._give_back()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._give_back()
 
     async def _wait(self) -> None:
         if len(self._waiters) >= self._max_waiting:

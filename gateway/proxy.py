@@ -90,6 +90,7 @@ class Proxy:
         self._replicas = replicas
         self._loads = loads
         self._recorder = recorder
+        self._roots: dict[str, BlockHash] = {}
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
@@ -134,7 +135,7 @@ class Proxy:
                 code="model_not_found",
             )
         call.model = body.model
-        async with self._places.place():
+        async with self._places:
             await self._locate(call, body, api, tenant)
             call.choice = choice = choose(self._replicas, call.match)
             sent = body.for_engine(tenant.salt)
@@ -153,12 +154,17 @@ class Proxy:
         call.match = self._residency.match(prompt.block_hashes)
         self._residency.see(prompt.block_hashes)
 
+    def _root(self, tenant: Tenant) -> BlockHash:
+        if tenant.name not in self._roots:
+            self._roots[tenant.name] = routing_root(self._model.name, tenant.salt)
+        return self._roots[tenant.name]
+
     async def _render(
         self, call: Call, body: CompletionBody, api: Api, tenant: Tenant
     ) -> Prompt | None:
         if body.num_bytes > self._model.max_model_len * _MAX_BYTES_PER_TOKEN:
             return None
-        root = routing_root(self._model.name, tenant.salt)
+        root = self._root(tenant)
         try:
             if api is Api.CHAT:
                 return await self._renderer.chat(body.fields, root)

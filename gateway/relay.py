@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 
 from engine_adapter.base import EngineLostError, EngineTimeoutError
 from engine_adapter.engine_client import EngineResponse
@@ -23,16 +24,42 @@ MAX_ERROR_BYTES = 1024 * 1024
 
 
 class Silence:
-    """The time since something moved, bounded: raises TimeoutError in its block when it is over."""
+    """A block that raises TimeoutError when nothing moved for `max_s`.
 
-    def __init__(self, timeout: asyncio.Timeout, max_s: float) -> None:
-        self._timeout = timeout
+    `broken` is called for every piece of a stream, so it only notes the time; one timer looks at
+    it when the silence could be over.
+    """
+
+    def __init__(self, max_s: float) -> None:
         self._max_s = max_s
         self._loop = asyncio.get_running_loop()
+        self._moved = self._loop.time()
+        self._timeout = asyncio.timeout(None)
+        self._timer = self._loop.call_later(max_s, self._look)
 
     def broken(self) -> None:
         """Something moved."""
-        self._timeout.reschedule(self._loop.time() + self._max_s)
+        self._moved = self._loop.time()
+
+    def _look(self) -> None:
+        end = self._moved + self._max_s
+        if end > self._loop.time():
+            self._timer = self._loop.call_at(end, self._look)
+        else:
+            self._timeout.reschedule(end)
+
+    async def __aenter__(self) -> Silence:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, traceback)
 
 
 async def relay(
@@ -48,8 +75,7 @@ async def relay(
     ConnectionError when the client has gone or does not read for `max_silence_s`.
     """
     try:
-        async with asyncio.timeout(max_silence_s) as timeout:
-            silence = Silence(timeout, max_silence_s)
+        async with Silence(max_silence_s) as silence:
             call.sent = time.perf_counter()
             async with request as engine:
                 silence.broken()
@@ -98,11 +124,15 @@ async def _pass_stream(
     headers[CACHED_TOKENS] = str(call.predicted_tokens)
     await exchange.start(200, headers)
     watch = StreamWatch(wants_usage=wants_usage)
+    rest = b""
     try:
-        async for chunk in engine.chunks():
-            passed = watch.feed(chunk)
-            if passed:
-                await exchange.write(passed)
+        while chunk := await engine.next_chunk():
+            rest = watch.feed(chunk)
+            if engine.complete:
+                break
+            if rest:
+                await exchange.write(rest)
+                rest = b""
             silence.broken()
     except EngineLostError:
         if not watch.done:
@@ -111,10 +141,11 @@ async def _pass_stream(
         call.first_token = watch.first_token_at
         call.usage, call.metrics = watch.usage, watch.metrics
     if not watch.done:
+        if rest:
+            await exchange.write(rest)
         raise EngineLostError("the engine ended the stream without [DONE]")
     call.ended(Outcome.ENGINE_ERROR if watch.failed else Outcome.OK, 200)
-    await exchange.write(watch.finish())
-    await exchange.end()
+    await exchange.end(rest + watch.finish())
 
 
 def _replica(call: Call) -> str:

@@ -23,7 +23,7 @@ class Guests:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def _visit(self, guest: int) -> None:
-        async with self.places.place():
+        async with self.places:
             self.inside.append(guest)
             self.came.append(guest)
             try:
@@ -80,9 +80,9 @@ async def test_no_more_may_wait_than_allowed():
 async def test_waiting_has_an_end():
     """And leaves no trace."""
     places = Places(1, 1, 0.0)
-    async with places.place():
+    async with places:
         with pytest.raises(UnavailableError):
-            async with places.place():
+            async with places:
                 pass
         assert (places.running, places.waiting) == (1, 0)
     assert places.running == 0
