@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config_file import find_config, load_config
@@ -13,9 +14,23 @@ from gateway.user_error import UserError
 from policies.config import HeadstartConfig, ModelConfig
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration and the file that it came from; None: the built-in defaults."""
+
+    config: HeadstartConfig
+    path: Path | None
+
+
+def load_config_of(args: argparse.Namespace) -> LoadedConfig:
+    """The configuration that `--config` names, or the default one, with its file."""
+    path = find_config(args.config)
+    return LoadedConfig(load_config(path), path)
+
+
 def config_of(args: argparse.Namespace) -> HeadstartConfig:
     """The configuration that `--config` names, or the default one."""
-    return load_config(find_config(args.config))
+    return load_config_of(args).config
 
 
 def model_dir_of(config: HeadstartConfig) -> Path:
