@@ -149,12 +149,11 @@ class EventSource:
             return
         medium = self._medium(event.medium)
         blocks = self._blocks.setdefault(medium, {})
-        room = self._max_blocks - self._num_blocks
         new: list[BlockHash] = []
         for external, block_hash in zip(event.block_hashes, hashes, strict=True):
             block = blocks.get(external)
             if block is None:
-                if len(new) >= room:
+                if self._num_blocks >= self._max_blocks:
                     break
                 block = blocks[external] = _Block(block_hash)
             block.copies += 1
