@@ -66,14 +66,21 @@ class EngineResponse:
 class EngineRequest:
     """A request on its way: an asynchronous context manager."""
 
-    def __init__(self, sending: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> None:
+    def __init__(
+        self, client: EngineClient, sending: AbstractAsyncContextManager[aiohttp.ClientResponse]
+    ) -> None:
+        self._client = client
         self._sending = sending
 
     async def __aenter__(self) -> EngineResponse:
+        self._client.in_flight += 1
         try:
             return EngineResponse(await self._sending.__aenter__())
-        except _FAILURES as error:
-            raise _translated(error) from error
+        except BaseException as error:
+            self._client.in_flight -= 1
+            if isinstance(error, _FAILURES):
+                raise _translated(error) from error
+            raise
 
     async def __aexit__(
         self,
@@ -81,6 +88,7 @@ class EngineRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._client.in_flight -= 1
         await self._sending.__aexit__(kind, error, traceback)
 
 
@@ -90,6 +98,8 @@ class EngineClient:
     def __init__(self, url: str, *, max_requests: int, connect_timeout_s: float) -> None:
         """To be called on the event loop. `url` has no trailing slash."""
         self.url = url
+        self.in_flight = 0
+        """Requests that it works on now."""
         self._urls: dict[str, URL] = {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -119,11 +129,10 @@ class EngineClient:
         its work. `path` is one of a few fixed ones. Raises EngineUnreachableError, EngineLostError.
         """
         data = io.BytesIO(body) if body and len(body) > _LARGE_BODY_BYTES else body
-        return EngineRequest(
-            self._session.request(
-                method, self._url(path), data=data, headers=headers, allow_redirects=False
-            )
+        sending = self._session.request(
+            method, self._url(path), data=data, headers=headers, allow_redirects=False
         )
+        return EngineRequest(self, sending)
 
     async def healthy(self, timeout_s: float) -> bool:
         """True when the engine answers /health with 200 within `timeout_s`."""

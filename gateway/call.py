@@ -8,9 +8,10 @@ from typing import Protocol
 
 from engine_adapter.base import Prompt
 from gateway.answer import EngineMetrics, Usage
-from gateway.choice import Choice, Match
+from gateway.choice import Choice
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from prefix_store.events import BlocksLoaded
+from prefix_store.residency import Match
 
 
 class LoadReports(Protocol):
@@ -96,7 +97,7 @@ class Call:
         return PromptTokens(
             total=self.usage.prompt_tokens if self.usage else self._num_tokens,
             seen=self._reusable(match.seen_blocks if match else 0),
-            available=self._reusable(max(match.by_holder.values(), default=0) if match else 0),
+            available=self._reusable(match.available_blocks if match else 0),
             captured=self.predicted_tokens,
             delivered_device=cached - memory,
             delivered_memory=memory,

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine_adapter.engine_client import EngineClient
-
-
-class Match(Protocol):
-    """What the residency index says of one prompt, in blocks from its start."""
-
-    @property
-    def seen_blocks(self) -> int:
-        """Blocks that this gateway has seen before, wherever they are now."""
-
-    @property
-    def by_holder(self) -> Mapping[Hashable, int]:
-        """Contiguous blocks that each holder has."""
+from prefix_store.residency import Holder, Match
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +15,7 @@ class Replica:
 
     id: str
     client: EngineClient
-    holders: tuple[Hashable, ...]
+    holders: tuple[Holder, ...]
     """Its own device memory and the tiers of the store on its host."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from engine_adapter.base import EngineAdapterError, Prompt, RenderingError
 from gateway.body import Api, CompletionBody
 from gateway.call import Call, LoadReports
-from gateway.choice import Match, Replica, choose
+from gateway.choice import Replica, choose
 from gateway.errors import GatewayError, NotFoundError, from_engine_error
 from gateway.exchange import Exchange
 from gateway.http_headers import for_engine
@@ -21,6 +21,7 @@ from gateway.tenants import Tenant, Tenants
 from policies.config import LimitsConfig
 from prefix_store.base import BlockHash
 from prefix_store.hashing import routing_root
+from prefix_store.residency import Match
 
 log = logging.getLogger(__name__)
 

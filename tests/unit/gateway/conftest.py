@@ -29,10 +29,14 @@ from policies.config import LimitsConfig
 from prefix_store.base import BlockHash
 from prefix_store.events import BlocksLoaded
 from prefix_store.hashing import as_token_ids, extend_chain
+from prefix_store.residency import Holder, Match, Medium
 
 MODEL = "stub-model"
 BLOCK_SIZE = 32
 NUM_TOKENS = 100
+DEVICE = Holder("engine-0", Medium.DEVICE)
+MEMORY = Holder("store-0", Medium.MEMORY)
+ELSEWHERE = Holder("engine-1", Medium.DEVICE)
 
 USAGE = {
     "prompt_tokens": NUM_TOKENS,
@@ -206,20 +210,14 @@ class FixedRenderer:
         return await self.chat(body, root)
 
 
-@dataclass(frozen=True)
-class FixedMatch:
-    seen_blocks: int
-    by_holder: Mapping[Any, int]
-
-
 class FixedResidency:
     """Answers `answer` and remembers what was seen."""
 
     def __init__(self) -> None:
-        self.answer = FixedMatch(3, {"device": 2, "memory": 1, "elsewhere": 3})
+        self.answer = Match(3, {DEVICE: 2, MEMORY: 1, ELSEWHERE: 3})
         self.seen: list[Sequence[BlockHash]] = []
 
-    def match(self, hashes: Sequence[BlockHash]) -> FixedMatch:
+    def match(self, hashes: Sequence[BlockHash]) -> Match:
         return self.answer
 
     def see(self, hashes: Sequence[BlockHash]) -> None:
@@ -306,7 +304,7 @@ async def open_gateway(
             max_requests=limits.max_concurrent_requests,
             connect_timeout_s=limits.connect_timeout,
         )
-        replicas = [Replica("engine-0", engine, ("device", "memory"))]
+        replicas = [Replica("engine-0", engine, (DEVICE, MEMORY))]
         tenants = Tenants(b"s" * 32, keys or {})
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait

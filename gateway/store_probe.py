@@ -1,0 +1,85 @@
+"""Asks the store server of this host how it is, for the statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.gauges import StoreGauges
+from prefix_store.base import StoreError
+from prefix_store.client import StoreClient
+from prefix_store.protocol import StoreStats
+
+_TIMEOUT_S = 1.0
+_MAX_AGE_S = 0.25
+
+
+class StoreProbe:
+    """Keeps one connection, and asks in a thread: the store must never hold up the event loop."""
+
+    def __init__(self, socket: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._socket = socket
+        self._clock = clock
+        self._client: StoreClient | None = None
+        self._lock = asyncio.Lock()
+        self._asked_at = float("-inf")
+        self.gauges: StoreGauges | None = None
+        """As it was when it was last asked; None when it did not answer."""
+
+    async def refresh(self) -> None:
+        """Ask again, unless it was asked just now."""
+        async with self._lock:
+            if self._clock() - self._asked_at < _MAX_AGE_S:
+                return
+            self.gauges = await asyncio.to_thread(self._ask)
+            self._asked_at = self._clock()
+
+    def close(self) -> None:
+        """Give the connection up."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _ask(self) -> StoreGauges | None:
+        try:
+            if self._client is None or self._client.closed:
+                self.close()
+                self._client = StoreClient.connect(
+                    self._socket, client="gateway", timeout_s=_TIMEOUT_S
+                )
+            return store_gauges(self._client.stats())
+        except StoreError:
+            self.close()
+            return None
+
+
+def store_gauges(stats: StoreStats) -> StoreGauges:
+    """The store's report in the words of the statistics."""
+    return StoreGauges(
+        id=stats.store,
+        incarnation=stats.incarnation,
+        uptime_s=stats.uptime_s,
+        engines=stats.connectors,
+        capacity_bytes=stats.capacity_bytes,
+        used_bytes=stats.used_bytes,
+        reserved_bytes=stats.reserved_bytes,
+        blocks=stats.blocks,
+        leases=stats.leases,
+        leased_blocks=stats.leased_blocks,
+        lookups=stats.matches,
+        asked_blocks=stats.blocks_asked,
+        matched_blocks=stats.blocks_matched,
+        loads=stats.loads,
+        failed_loads=stats.loads_failed,
+        loaded_tokens=stats.tokens_loaded,
+        loaded_bytes=stats.bytes_loaded,
+        stored_blocks=stats.blocks_stored,
+        duplicate_blocks=stats.blocks_duplicate,
+        orphaned_blocks=stats.blocks_orphaned,
+        refused_blocks=stats.blocks_refused,
+        expired_leases=stats.leases_expired,
+        expired_reservations=stats.reservations_expired,
+        evicted_blocks=stats.evictions,
+    )
