@@ -101,6 +101,16 @@ class StreamMachine(RuleBasedStateMachine):
         if held:
             self.publish(BlockRemoved([data.draw(st.sampled_from(held))]))
 
+    @rule(blocks=st.lists(st.integers(0, 5), min_size=2, max_size=4), data=st.data())
+    def traffic(self, blocks: list[int], data: st.DataObject) -> None:
+        """Everything until now and some of these arrive."""
+        self.deliver([True] * len(self.wire), cut=None)
+        for block in blocks:
+            self.publish(BlockStored([block], None, [], 1))
+        count = len(blocks)
+        arrives = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        self.deliver(arrives, cut=None)
+
     @rule()
     def publish_cleared(self) -> None:
         self.publish(AllBlocksCleared())
