@@ -144,8 +144,12 @@ class EventStream:
         if self._replayed == 0 and self._replay is Need.REBUILD:
             self._forget()
         if sequence == END_OF_REPLAY:
-            knows_us = self._replayed > 0 or self._sequence.last is None
-            return Answer.COMPLETE if knows_us else Answer.RESTARTED
+            if self._replayed:
+                return Answer.COMPLETE
+            if self._sequence.last is not None:
+                return Answer.RESTARTED
+            self._sequence.expect_first()
+            return Answer.COMPLETE
         batch, ts = self._decode(payload)
         number = int.from_bytes(sequence, "big")
         verdict = self._sequence.replayed(number, ts)

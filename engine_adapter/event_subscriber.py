@@ -230,7 +230,8 @@ class EventSubscriber:
     async def _resynchronise(self, context: zmq.asyncio.Context) -> None:
         if self._stream.need is not Need.CHECK:
             self._check_s = FIRST_CHECK_S
-            self._drop_inbox()  # whatever was published by now, the answer brings again
+        if self._stream.need is Need.CATCH_UP:
+            self._drop_inbox()  # the answer brings it again, or an earlier publisher sent it
         epoch = self._epoch
         answer = await self._replay(context, epoch)
         if epoch != self._epoch:

@@ -77,6 +77,16 @@ def test_live_batches_that_the_replay_brought_are_skipped() -> None:
     assert rig.stream.lag_s == 0.25
 
 
+def test_lost_first_batch_is_a_gap() -> None:
+    """A publisher that had published nothing begins with sequence 0."""
+    rig = Rig(0)
+    rig.live(1, 101.0)
+    assert rig.sink.applied == []
+    assert rig.stream.need is Need.CATCH_UP
+    rig.replay((0, payload(100.0)), (1, payload(101.0)))
+    assert rig.sink.applied == [100.0, 101.0]
+
+
 def test_gap_is_filled_by_a_replay_from_the_last_known() -> None:
     """The last batch comes back as the proof that the publisher is the same."""
     rig = Rig(3)
