@@ -2,8 +2,8 @@
 
 transformers decides how a tokenizer directory becomes a tokenizer (some classes rebuild what
 tokenizer.json says), so it has to be asked. But it takes a hundred megabytes and pulls in torch
-where that is installed. `export_tokenizer` therefore runs this file as a child that blocks torch and
-prints what the gateway needs: the backend tokenizer, the templates and the special tokens.
+where that is installed. `export_tokenizer` therefore runs this file as a child that blocks torch
+and prints what the gateway needs: the backend tokenizer, the templates and the special tokens.
 """
 
 from __future__ import annotations
