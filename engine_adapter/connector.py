@@ -66,9 +66,9 @@ class HeadstartConnector(KVConnectorBase_V1):
                 "store's socket; `headstart engine` sets it"
             )
         engine = str(config.get_from_extra_config("headstart.engine_id", "engine"))
-        name = engine if role is KVConnectorRole.WORKER else f"{engine} scheduler"
+        name = f"{engine}/{role.name.lower()}"
         self._block_size: int = vllm_config.cache_config.block_size
-        self._link = StoreLink(Path(socket), name, connector=role is KVConnectorRole.WORKER)
+        self._link = StoreLink(Path(socket), name)
         self._link.wait_first_try(FIRST_TRY_S)
         self._scheduler = SchedulerHalf(self._link, self._block_size)
         self._worker = WorkerHalf(self._link)

@@ -13,7 +13,7 @@ from prefix_store.client import StoreClient
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 2.0
 HEALTHY_AFTER_S = 10.0
 
 
@@ -21,10 +21,9 @@ class StoreLink:
     """Connects in a thread of its own, again and again while the store is away, with growing
     pauses: that is also the circuit breaker, since a request that timed out closes its client."""
 
-    def __init__(self, path: Path, client: str, *, connector: bool) -> None:
+    def __init__(self, path: Path, client: str) -> None:
         self._path = path
         self._name = client
-        self._connector = connector
         self._current: StoreClient | None = None
         self._stop = threading.Event()
         self._tried = threading.Event()
@@ -65,7 +64,7 @@ class StoreLink:
 
     def _connect(self) -> StoreClient | None:
         try:
-            client = StoreClient.connect(self._path, client=self._name, connector=self._connector)
+            client = StoreClient.connect(self._path, client=self._name, connector=True)
         except StoreError as error:
             logger.debug("%s", error)
             return None

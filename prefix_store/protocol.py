@@ -131,7 +131,7 @@ class StoreStats(msgspec.Struct, tag=True):
     leases: int
     leased_blocks: int
     connectors: list[str]
-    """Engines whose connector is connected."""
+    """Connected halves of engines' connectors: engine-0/scheduler, engine-0/worker."""
     matches: int
     blocks_asked: int
     blocks_matched: int

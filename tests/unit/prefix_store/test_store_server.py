@@ -212,7 +212,7 @@ def test_a_link_finds_a_store_that_comes_later_and_one_that_comes_back(
     start_store: StartStore, tmp_path: Path
 ) -> None:
     """Engines start before stores, and outlive them."""
-    link = StoreLink(tmp_path / "rt" / "store.sock", "engine-0", connector=True)
+    link = StoreLink(tmp_path / "rt" / "store.sock", "engine-0")
     link.wait_first_try(5)
     assert link.client() is None
     store = start_store()
