@@ -16,6 +16,7 @@ from prefix_store.base import BlockHash
 from prefix_store.events import (
     MEDIUM_DEVICE,
     MEDIUM_MEMORY,
+    MEDIUM_REDIS,
     MEDIUM_STORAGE,
     AllBlocksCleared,
     BlockRemoved,
@@ -25,8 +26,6 @@ from prefix_store.events import (
 )
 from prefix_store.hashing import TokenIds, as_token_ids, extend_chain, next_hash, routing_root
 from prefix_store.residency import Holder, Medium, Residency
-
-MEDIUM_REDIS = "REDIS"
 
 _MEDIA = {
     MEDIUM_DEVICE: Medium.DEVICE,

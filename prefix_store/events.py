@@ -17,6 +17,8 @@ ExternalHash = bytes | int
 MEDIUM_DEVICE = "GPU"
 MEDIUM_MEMORY = "CPU"
 MEDIUM_STORAGE = "STORAGE"
+MEDIUM_REDIS = "REDIS"
+"""Ours: vLLM knows the three above."""
 
 
 class KVEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -64,7 +66,8 @@ class BlocksLoaded(msgspec.Struct, tag=True, gc=False):
     not one of vLLM's events."""
 
     request_id: str
-    """The engine's id of the request; it ends with the `x-request-id` that the gateway sent."""
+    """The engine's id of the request: the `x-request-id` that the gateway sent, with what the engine
+    puts around it (engine_adapter.load_reports takes it off)."""
     num_tokens: int
     num_bytes: int
     duration_s: float

@@ -198,7 +198,7 @@ class StreamOfVllmMachine(StreamMachine):
 
 
 TestStreamMachine = StreamMachine.TestCase
-TestStreamMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestStreamMachine.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
 TestStreamMachine.__doc__ = "A publisher with snapshots is known exactly, whatever happened."
 TestStreamOfVllmMachine = StreamOfVllmMachine.TestCase
 TestStreamOfVllmMachine.settings = TestStreamMachine.settings

@@ -130,7 +130,7 @@ def test_prompt_larger_than_the_capacity_keeps_its_beginning() -> None:
 def test_memory_is_within_what_the_stats_say() -> None:
     """`memory_bytes` is an upper bound, with wide masks of their own on every block."""
     holders = [Holder(f"engine-{i}", Medium.DEVICE) for i in range(40)]
-    names = [digest(str(i)) for i in range(20_000)]
+    names = [digest(str(i)) for i in range(6_000)]
     tracemalloc.start()
     try:
         residency = Residency(1024 * MIB)
