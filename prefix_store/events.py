@@ -66,8 +66,8 @@ class BlocksLoaded(msgspec.Struct, tag=True, gc=False):
     not one of vLLM's events."""
 
     request_id: str
-    """The engine's id of the request: the `x-request-id` that the gateway sent, with what the engine
-    puts around it (engine_adapter.load_reports takes it off)."""
+    """The engine's id of the request: the `x-request-id` that the gateway sent, with what the
+    engine puts around it (engine_adapter.load_reports takes that off)."""
     num_tokens: int
     num_bytes: int
     duration_s: float
