@@ -122,7 +122,8 @@ class PrefixMemo:
         return top.short.get(piece) if top else None
 
     def extend(self, key: MemoKey, node: MemoNode, piece: str, token_ids: TokenIds) -> MemoNode:
-        """The node for `piece` after `node`. Call `settle` when the whole prompt is in."""
+        """The node for `piece` after `node`. Before anything else happens, `touch` the last one;
+        call `settle` when the whole prompt is in."""
         if not node.attached:
             node = self._attach(key, node)
         child = node.children.get(piece)
@@ -134,13 +135,17 @@ class PrefixMemo:
         node.latest = child
         return child
 
-    def settle(self, key: MemoKey, leaf: MemoNode) -> None:
-        """Marks the prefixes of a finished prompt as just used, then evicts what is too much."""
+    def touch(self, leaf: MemoNode) -> None:
+        """Marks a prefix, and those it extends, as just used."""
         node: MemoNode | None = leaf
         move_to_end = self._by_use.move_to_end
         while node is not None and node.attached:
             move_to_end(node)
             node = node.parent
+
+    def settle(self, leaf: MemoNode) -> None:
+        """Ends a prompt: marks it as just used, then evicts what is too much."""
+        self.touch(leaf)
         while self.used_bytes > self._capacity_bytes and self._by_use:
             self._evict_oldest()
 
@@ -176,8 +181,11 @@ class PrefixMemo:
 
     def _node(self, parent: MemoNode, piece: str, token_ids: TokenIds) -> MemoNode:
         pending = np.concatenate((parent.rest, token_ids)) if parent.rest.size else token_ids
-        hashes = extend_chain(parent.last_hash, as_token_ids(pending), self._block_size)
-        rest = pending[len(hashes) * self._block_size :].copy()
+        hashes: list[BlockHash] = []
+        rest = pending
+        if pending.size >= self._block_size:
+            hashes = extend_chain(parent.last_hash, as_token_ids(pending), self._block_size)
+            rest = pending[len(hashes) * self._block_size :].copy()
         size_bytes = (
             _NODE_BYTES
             + sys.getsizeof(piece)
@@ -198,9 +206,15 @@ class PrefixMemo:
 
     def _attach(self, key: MemoKey, node: MemoNode) -> MemoNode:
         """The node like `node`, which was evicted, that now stands in the tree."""
-        if node.parent is None:
-            return self._top(key, node.token_ids).node
-        return self.extend(key, self._attach(key, node.parent), node.piece, node.token_ids)
+        lost: list[MemoNode] = []
+        while not node.attached and node.parent is not None:
+            lost.append(node)
+            node = node.parent
+        if not node.attached:
+            node = self._top(key, node.token_ids).node
+        for old in reversed(lost):
+            node = self.extend(key, node, old.piece, old.token_ids)
+        return node
 
     def _add(self, key: MemoKey, node: MemoNode) -> None:
         self._by_use[node] = key

@@ -33,6 +33,8 @@ INLINE_CHARS = 2048
 """New text up to this size is tokenized on the event loop (about 0.3 ms); a thread costs more."""
 INLINE_ITEMS = 1000
 """Chats with more messages and tools than this are rendered in a thread (about 3 us each)."""
+PIECES_AT_A_TIME = 16
+"""So many new pieces are hashed at once (up to about 1 ms); then others have their turn."""
 NUM_THREADS = 2
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -134,14 +136,18 @@ class PromptRenderer:
         if before is None:
             return await self._whole_text(text, root)
         key = MemoKey(root, special_tokens)
-        known = self._memo.match(key, before, text)
+        memo = self._memo
+        known = memo.match(key, before, text)
         node = known.node
         pieces = list(self._tokenizer.splitter.split(text, known.end))
         tokens = await self._tokenize(key, pieces) if pieces else ()
-        for piece, token_ids in zip(pieces, tokens, strict=True):
-            node = self._memo.extend(key, node, piece, token_ids)
-        prompt = self._memo.prompt(node)
-        self._memo.settle(key, node)
+        for i, (piece, token_ids) in enumerate(zip(pieces, tokens, strict=True), start=1):
+            node = memo.extend(key, node, piece, token_ids)
+            if i % PIECES_AT_A_TIME == 0:
+                memo.touch(node)
+                await asyncio.sleep(0)
+        prompt = memo.prompt(node)
+        memo.settle(node)
         self._count(prompt, known.node.num_tokens)
         return prompt
 

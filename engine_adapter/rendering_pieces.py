@@ -24,6 +24,9 @@ text and stands before a letter. Every pattern below starts a new word at both, 
 tell what is on the other: the patterns look around only in runs of white space, and there is at
 most one such character on either side."""
 
+_CUT_LOOKAHEAD = 2
+_WINDOW_CHARS = 4096
+
 _GPT2_TAIL = r"|\s+(?!\S)|\s+"
 _SAFE_PATTERNS = frozenset(
     [r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+" + _GPT2_TAIL]
@@ -44,18 +47,28 @@ class PieceSplitter:
     """Matches the added tokens at which a piece starts."""
     cuts_long_pieces: bool = False
     min_cut_chars: int = MIN_CUT_CHARS
+    max_boundary_chars: int = 0
+    """Length of the longest of these tokens."""
 
     def end(self, text: str, start: int) -> int:
         """Where the piece of `text` that starts at `start` ends."""
         if self.boundary is None:
             return len(text)
-        found = self.boundary.search(text, start + 1)
-        end = found.start() if found else len(text)
-        if self.cuts_long_pieces and end - start > self.min_cut_chars:
-            cut = _CUT.search(text, start + self.min_cut_chars, end)
-            if cut:
-                return cut.start()
-        return end
+        low, high = start + 1, start + self.min_cut_chars
+        if not self.cuts_long_pieces:
+            high = len(text)
+        while (
+            True
+        ):  # in windows, so that what lies behind the piece is not searched again and again
+            found = self.boundary.search(text, low, high + self.max_boundary_chars)
+            end = found.start() if found else len(text)
+            if low >= start + self.min_cut_chars and self.cuts_long_pieces:
+                cut = _CUT.search(text, low, min(end, high + _CUT_LOOKAHEAD))
+                if cut and cut.start() < min(end, high):
+                    return cut.start()
+            if end < high or high >= len(text):
+                return end
+            low, high = high, high + _WINDOW_CHARS
 
     def ends_at(self, text: str, start: int, end: int) -> bool:
         """Whether the piece at `start` ends at `end`, if `text[start:end]` is a piece elsewhere."""
@@ -87,7 +100,11 @@ def splitter_of(backend: dict[str, Any]) -> PieceSplitter:
     boundaries = _boundaries(added)
     if not boundaries:
         return PieceSplitter()
-    return PieceSplitter(_any_of(boundaries), _allows_cuts(backend, added, boundaries))
+    return PieceSplitter(
+        boundary=_any_of(boundaries),
+        cuts_long_pieces=_allows_cuts(backend, added, boundaries),
+        max_boundary_chars=max(map(len, boundaries)),
+    )
 
 
 def _boundaries(added: Sequence[dict[str, Any]]) -> list[str]:

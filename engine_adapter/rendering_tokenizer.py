@@ -13,6 +13,8 @@ from engine_adapter.base import RenderingError
 from engine_adapter.rendering_pieces import PieceSplitter, splitter_of
 from prefix_store.hashing import TokenIds, as_token_ids
 
+_TEXTS_AT_A_TIME = 8
+
 _SAMPLE_CUT_CHARS = 16
 """Pieces of the self-test are cut so short that its samples meet every kind of cut."""
 
@@ -55,11 +57,16 @@ class PromptTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[TokenIds]:
         """Token ids of each text, without special tokens around it. Releases the GIL."""
+        done: list[TokenIds] = []
         try:
-            encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            # Some at a time: the GIL is held while their tokens become arrays.
+            for i in range(0, len(texts), _TEXTS_AT_A_TIME):
+                batch = list(texts[i : i + _TEXTS_AT_A_TIME])
+                encoded = self.backend.encode_batch_fast(batch, add_special_tokens=False)
+                done.extend(as_token_ids(one.ids) for one in encoded)
         except (TypeError, UnicodeEncodeError) as e:  # lone surrogates
             raise RenderingError("the prompt is not valid Unicode text") from e
-        return [as_token_ids(one.ids) for one in encoded]
+        return done
 
     def encode_with_special_tokens(self, text: str) -> TokenIds:
         """Token ids of a whole text with the special tokens around it."""
@@ -80,7 +87,7 @@ def _is_exact(backend: Tokenizer, splitter: PieceSplitter) -> bool:
     for mark in marks:
         wholes += [mark + sample + mark for sample in _SAMPLES]
         wholes += [sample + mark + "x" + sample for sample in _SAMPLES]
-    wholes.append("".join(sample + marks[i % len(marks)] for i, sample in enumerate(_SAMPLES)))
+        wholes.append(mark.join(_SAMPLES))
     wholes.append("".join(_SAMPLES))
     for whole in wholes:
         ids = backend.encode(whole, add_special_tokens=False).ids

@@ -64,7 +64,7 @@ def finish(memo: PrefixMemo, key: MemoKey, text: str, known: MemoMatch) -> Promp
     for piece, token_ids in zip(pieces, TOKENIZER.encode(pieces), strict=True):
         node = memo.extend(key, node, piece, token_ids)
     prompt = memo.prompt(node)
-    memo.settle(key, node)
+    memo.settle(node)
     return prompt
 
 

@@ -10,7 +10,7 @@ from engine_adapter.rendering_pieces import PieceSplitter
 from prefix_store.base import BlockHash
 from prefix_store.hashing import TokenIds, as_token_ids, extend_chain
 
-SPLITTER = PieceSplitter(boundary=re.compile("<[a-z]>"))
+SPLITTER = PieceSplitter(boundary=re.compile("<[a-z]>"), max_boundary_chars=3)
 KEY = MemoKey(BlockHash(b"k" * 16), special_tokens=False)
 OTHER = MemoKey(BlockHash(b"o" * 16), special_tokens=False)
 NONE = as_token_ids([])
@@ -26,7 +26,7 @@ def learn(memo: PrefixMemo, text: str, key: MemoKey = KEY) -> MemoNode:
     node = known.node
     for piece in SPLITTER.split(text, known.end):
         node = memo.extend(key, node, piece, ids(piece))
-    memo.settle(key, node)
+    memo.settle(node)
     return node
 
 
@@ -126,7 +126,7 @@ def test_a_prefix_evicted_while_its_prompt_was_tokenized_is_put_back() -> None:
         learn(memo, f"<x>{i}" + "y" * 100)
     assert not known.node.attached
     node = memo.extend(KEY, known.node, "<u>second", ids("<u>second"))
-    memo.settle(KEY, node)
+    memo.settle(node)
     assert memo.prompt(node).token_ids.tolist() == ids("<s>first<u>second").tolist()
     assert known_chars(memo, "<s>first<u>second") == len("<s>first<u>second")
 
