@@ -14,7 +14,11 @@ from gateway.user_error import UserError
 from policies.config import HeadstartConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
+from prefix_store.protocol import StoreStats
 from prefix_store.runtime_dir import RuntimePaths
+
+HALVES = ("scheduler", "worker")
+"""Of a connector, by the names under which they connect: engine-0/scheduler."""
 
 LONGEST_SOCKET_PATH = 107
 """Bytes that Linux takes for the path of a Unix socket."""
@@ -74,16 +78,21 @@ def check_store(config: HeadstartConfig, paths: RuntimePaths) -> Iterator[Findin
     used, size = stats.used_bytes / 2**30, stats.capacity_bytes / 2**30
     yield ok("store", f"{stats.store}: {used:.2f} of {size:.2f} GiB used, {stats.blocks} blocks")
     for engine in config.engines:
-        name = f"{engine.id} connector"
-        if engine.id in stats.connectors:
-            yield ok(name, f"connected to {stats.store}")
-        else:
-            yield fail(
-                name,
-                f"not connected to {stats.store}; start the engine on this host with "
-                f"`headstart engine --id {engine.id}` and this configuration (its log says why "
-                "the connector did not connect)",
-            )
+        yield _connected(engine.id, stats)
+
+
+def _connected(engine_id: str, stats: StoreStats) -> Finding:
+    """Both halves of the engine's connector have a connection of their own."""
+    name = f"{engine_id} connector"
+    missing = [half for half in HALVES if f"{engine_id}/{half}" not in stats.connectors]
+    if not missing:
+        return ok(name, f"connected to {stats.store}")
+    return fail(
+        name,
+        f"its {' and '.join(missing)} half is not connected to {stats.store}; start the engine on "
+        f"this host with `headstart engine --id {engine_id}` and this configuration (its log says "
+        "why the connector did not connect)",
+    )
 
 
 def check_gateway(config: HeadstartConfig) -> Finding:
