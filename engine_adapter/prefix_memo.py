@@ -19,9 +19,9 @@ import numpy as np
 from engine_adapter.base import Prompt
 from engine_adapter.rendering_pieces import PieceSplitter
 from prefix_store.base import HASH_BYTES, BlockHash
-from prefix_store.hashing import TokenIds, as_token_ids, extend_chain
+from prefix_store.hashing import TokenIds, extend_chain
 
-_NODE_BYTES = 840
+_NODE_BYTES = 760
 """A node with its arrays' headers, its list of hashes and its places in the tree and in the order
 of use; measured with tracemalloc."""
 _HASH_BYTES = sys.getsizeof(b"") + HASH_BYTES + 16
@@ -48,8 +48,8 @@ class MemoNode:
     piece: str
     token_ids: TokenIds
     """Of the piece alone."""
-    hashes: list[BlockHash]
-    """Of the blocks that the piece completes."""
+    hashes: tuple[BlockHash, ...]
+    """Of the blocks that the piece completes. A tuple: the garbage collector does not visit it."""
     last_hash: BlockHash
     """Of the last full block of the prefix, or the root."""
     rest: TokenIds
@@ -174,17 +174,17 @@ class PrefixMemo:
         return top
 
     def _first_node(self, root: BlockHash, before: TokenIds) -> MemoNode:
-        empty = MemoNode(None, "", before[:0], [], root, before[:0], 0, 0)
+        empty = MemoNode(None, "", before[:0], (), root, before[:0], 0, 0)
         first = self._node(empty, "", before)
         first.parent = None
         return first
 
     def _node(self, parent: MemoNode, piece: str, token_ids: TokenIds) -> MemoNode:
         pending = np.concatenate((parent.rest, token_ids)) if parent.rest.size else token_ids
-        hashes: list[BlockHash] = []
+        hashes: tuple[BlockHash, ...] = ()
         rest = pending
         if pending.size >= self._block_size:
-            hashes = extend_chain(parent.last_hash, as_token_ids(pending), self._block_size)
+            hashes = tuple(extend_chain(parent.last_hash, pending, self._block_size))
             rest = pending[len(hashes) * self._block_size :].copy()
         size_bytes = (
             _NODE_BYTES
