@@ -22,9 +22,13 @@ EXPORT_TIMEOUT_S = 120.0
 
 _OTHER_RENDERERS = frozenset(
     {"gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "inkling", "internlm2",
-     "kimi_audio", "kimi_k3", "step3_vl", "step3p7", "terratorch", "unlimited-ocr", "unlimited_ocr"}
+     "kimi_audio", "kimi_k3", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr",
+     "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration",
+     "DeepseekV41ForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
+     "KimiK3ForConditionalGeneration", "MoonshotKimiaForCausalLM"}
 )  # fmt: skip
-"""Model types for which vLLM 0.32 does not use the Hugging Face template and tokenizer as is."""
+"""Model types and architectures for which vLLM 0.32 does not use the Hugging Face template and
+tokenizer as they are (vllm/config/model.py, vllm/tokenizers/registry.py)."""
 
 
 class ExportedTokenizer(msgspec.Struct, frozen=True):
@@ -71,9 +75,9 @@ def _problem(problem: str) -> ExportedTokenizer:
 def _config_problem(model_dir: Path) -> str:
     config = model_dir / "config.json"
     fields = msgspec.json.decode(config.read_bytes()) if config.is_file() else {}
-    model_type = fields.get("model_type")
-    if model_type in _OTHER_RENDERERS:
-        return f"the engine has a renderer of its own for model type {model_type}"
+    for name in (fields.get("model_type"), *(fields.get("architectures") or ())):
+        if name in _OTHER_RENDERERS:
+            return f"the engine has a renderer of its own for {name}"
     if any(model_dir.glob("tekken.json")) or any(model_dir.glob("tokenizer.model.v*")):
         return "the engine uses Mistral's own tokenizer for it"
     return ""

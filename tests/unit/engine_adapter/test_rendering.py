@@ -290,9 +290,13 @@ def test_models_that_the_engine_renders_differently_are_refused(tmp_path: Path) 
         export_tokenizer(tmp_path)
     for file in MODEL.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
-    with pytest.raises(RenderingError, match="gpt_oss"):
-        export_tokenizer(tmp_path)
+    for config, name in (
+        ({"model_type": "gpt_oss"}, "gpt_oss"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32"),
+    ):
+        (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+        with pytest.raises(RenderingError, match=name):
+            export_tokenizer(tmp_path)
 
 
 def test_the_renderer_needs_neither_torch_nor_transformers_in_its_process() -> None:
