@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine_adapter.event_subscriber import EventSubscriber
 from engine_adapter.load_reports import LoadReports
 from gateway.background import Run
-from policies.config import HeadstartConfig, StoreConfig
+from policies.config import HeadstartConfig
 from prefix_store.event_source import EventSource
 from prefix_store.residency import Medium, Residency
 from prefix_store.runtime_dir import RuntimePaths
@@ -28,48 +28,30 @@ class FollowedEvents:
         self,
         config: HeadstartConfig,
         paths: RuntimePaths,
+        *,
+        block_size: int,
         residency: Residency,
         loads: LoadReports,
-        block_size: int,
     ) -> None:
-        model = config.model.name
-        self.engines: dict[str, Followed] = {}
-        for engine in config.engines:
-            source = EventSource(engine.id, residency, model=model, block_size=block_size)
-            endpoint, replay = paths.engine_events(engine), paths.engine_replay(engine)
-            subscriber = EventSubscriber(engine.id, endpoint, replay, source)
-            self.engines[engine.id] = Followed(source, subscriber)
-        self.store: Followed | None = None
-        if config.store is not None:
-            self.store = self._follow_store(
-                config, config.store, paths, residency, loads, block_size
+        def source(name: str, medium: Medium) -> EventSource:
+            return EventSource(
+                name, residency, model=config.model.name, block_size=block_size, medium=medium
             )
 
-    @staticmethod
-    def _follow_store(
-        config: HeadstartConfig,
-        store: StoreConfig,
-        paths: RuntimePaths,
-        residency: Residency,
-        loads: LoadReports,
-        block_size: int,
-    ) -> Followed:
-        source = EventSource(
-            store.id,
-            residency,
-            model=config.model.name,
-            block_size=block_size,
-            medium=Medium.MEMORY,
-        )
-        subscriber = EventSubscriber(
-            store.id,
-            paths.store_events(config),
-            paths.store_replay(config),
-            source,
-            loads=loads.add,
-            publisher_binds=True,
-        )
-        return Followed(source, subscriber)
+        self.engines: dict[str, Followed] = {}
+        for engine in config.engines:
+            blocks = source(engine.id, Medium.DEVICE)
+            endpoint, replay = paths.engine_events(engine), paths.engine_replay(engine)
+            subscriber = EventSubscriber(engine.id, endpoint, replay, blocks)
+            self.engines[engine.id] = Followed(blocks, subscriber)
+        self.store: Followed | None = None
+        if config.store is not None:
+            blocks = source(config.store.id, Medium.MEMORY)
+            endpoint, replay = paths.store_events(config), paths.store_replay(config)
+            subscriber = EventSubscriber(
+                config.store.id, endpoint, replay, blocks, loads=loads.add, publisher_binds=True
+            )
+            self.store = Followed(blocks, subscriber)
 
     def runs(self) -> dict[str, Run]:
         """What has to run in the background, by name."""

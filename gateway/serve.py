@@ -71,7 +71,9 @@ class Gateway:
         if renderer is not None:
             owned.callback(renderer.close)
         residency, loads, loop_lag = Residency(limits.index_memory), LoadReports(), LoopLag()
-        events = FollowedEvents(config, paths, residency, loads, model.block_size)
+        events = FollowedEvents(
+            config, paths, block_size=model.block_size, residency=residency, loads=loads
+        )
         replicas = [_replica(config, engine, owned) for engine in config.engines]
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
