@@ -1,0 +1,110 @@
+"""The store's state for the statistics: asked in a thread, and absent without drama."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.store_probe import StoreProbe, store_gauges
+from prefix_store.client import StoreClient
+from prefix_store.protocol import StoreStats
+
+STATS = StoreStats(
+    store="store-0",
+    incarnation=3,
+    uptime_s=1.5,
+    capacity_bytes=100,
+    used_bytes=50,
+    reserved_bytes=10,
+    blocks=5,
+    leases=1,
+    leased_blocks=2,
+    connectors=["engine-0"],
+    matches=7,
+    blocks_asked=70,
+    blocks_matched=60,
+    blocks_stored=6,
+    blocks_duplicate=0,
+    blocks_orphaned=0,
+    blocks_refused=0,
+    evictions={"capacity": 1},
+    leases_expired=0,
+    reservations_expired=0,
+    loads=4,
+    loads_failed=1,
+    tokens_loaded=128,
+    bytes_loaded=1280,
+)
+
+
+class FixedClient:
+    """Answers, until it is told not to."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.asked = 0
+
+    def stats(self) -> StoreStats:
+        self.asked += 1
+        return STATS
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_no_store_is_no_answer(tmp_path):
+    """And no error either."""
+    probe = StoreProbe(tmp_path / "nothing.sock")
+    await probe.refresh()
+    assert probe.gauges is None
+    probe.close()
+
+
+async def test_the_connection_is_kept_and_made_again(tmp_path, monkeypatch):
+    """One connection for many questions; a new one when the store has restarted."""
+    clients = [FixedClient(), FixedClient()]
+    made = iter(clients)
+    monkeypatch.setattr(StoreClient, "connect", lambda *_args, **_more: next(made))
+    now = [0.0]
+    probe = StoreProbe(tmp_path / "store.sock", clock=lambda: now[0])
+    for _ in range(3):
+        await probe.refresh()
+        now[0] += 10.0
+    assert clients[0].asked == 3
+    clients[0].closed = True
+    await probe.refresh()
+    assert clients[1].asked == 1
+    probe.close()
+    assert clients[1].closed
+
+
+async def test_two_questions_at_once_are_one(tmp_path, monkeypatch):
+    """However often the page is read."""
+    client = FixedClient()
+    monkeypatch.setattr(StoreClient, "connect", lambda *_args, **_more: client)
+    probe = StoreProbe(tmp_path / "store.sock", clock=lambda: 0.0)
+    await probe.refresh()
+    await probe.refresh()
+    assert client.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("gauge", "value"),
+    [
+        ("id", "store-0"),
+        ("engines", ["engine-0"]),
+        ("capacity_bytes", 100),
+        ("used_bytes", 50),
+        ("lookups", 7),
+        ("asked_blocks", 70),
+        ("matched_blocks", 60),
+        ("loads", 4),
+        ("failed_loads", 1),
+        ("loaded_tokens", 128),
+        ("loaded_bytes", 1280),
+        ("stored_blocks", 6),
+        ("evicted_blocks", {"capacity": 1}),
+    ],
+)
+def test_gauges_are_the_stores_numbers(gauge, value):
+    """By their names in the statistics."""
+    assert getattr(store_gauges(STATS), gauge) == value
