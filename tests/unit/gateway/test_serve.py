@@ -70,6 +70,18 @@ async def start(config: HeadstartConfig) -> asyncio.Task[None]:
     return task
 
 
+async def stopped_listening(config: HeadstartConfig) -> None:
+    """Until the gateway has noticed a signal."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(config.host, config.port)
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await asyncio.sleep(0.001)
+
+
 async def test_a_request_shows_in_the_statistics(stub_engine, configure, no_tokenizer):
     """All routes are wired; the store does not answer and that is said."""
     kit = stub_engine
@@ -103,7 +115,7 @@ async def test_sigterm_lets_answers_end(stub_engine, configure, no_tokenizer):
             body = kit.chat(stream=True)
             async with client.post("/v1/chat/completions", json=body) as response:
                 os.kill(os.getpid(), signal.SIGTERM)
-                await asyncio.sleep(0.02)
+                await stopped_listening(config)
                 upstream.stub.release.set()
                 assert (await response.read()).endswith(kit.DONE)
         await task
@@ -119,9 +131,9 @@ async def test_a_second_signal_ends_at_once(stub_engine, configure, no_tokenizer
             aiohttp.ClientSession(f"http://{config.listen}") as client,
             client.post("/v1/chat/completions", json=kit.chat(stream=True)) as response,
         ):
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-                await asyncio.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+            await stopped_listening(config)
+            os.kill(os.getpid(), signal.SIGINT)
             async with asyncio.timeout(10):
                 await task
             with pytest.raises(aiohttp.ClientError):
