@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from multidict import CIMultiDict
 
 from gateway.errors import (
@@ -56,27 +56,22 @@ class Exchange:
         if expected == "100-continue" and transport is not None:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         content = self.request.content
-        if content.is_eof():  # it came in one piece with the head
-            body = content.read_nowait()
-            if len(body) <= max_bytes:
-                return body
-            raise too_large
-        parts: list[bytes] = []
-        size = 0
         try:
-            async with asyncio.timeout(timeout_s):
-                while chunk := await content.readany():
-                    size += len(chunk)
-                    if size > max_bytes:
-                        raise too_large
-                    parts.append(chunk)
+            if content.is_eof():  # it came in one piece with the head
+                body = content.read_nowait()
+            else:
+                async with asyncio.timeout(timeout_s):
+                    body = await _read_at_most(content, max_bytes)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"the body did not arrive within {timeout_s:g} s (limits.header_timeout)"
             ) from None
         except web.RequestPayloadError as error:
+            self._last = True  # where the next request begins is not known any more
             raise BadRequestError(f"the body cannot be read: {error}") from None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(body) > max_bytes:
+            raise too_large
+        return body
 
     async def send(
         self,
@@ -154,3 +149,13 @@ class Exchange:
                 await response.write_eof()
         except TimeoutError:
             self.abort()
+
+
+async def _read_at_most(content: StreamReader, max_bytes: int) -> bytes:
+    """All of it, or a little more than `max_bytes` of it."""
+    parts: list[bytes] = []
+    size = 0
+    while size <= max_bytes and (chunk := await content.readany()):
+        size += len(chunk)
+        parts.append(chunk)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

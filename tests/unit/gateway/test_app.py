@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import logging
@@ -145,6 +146,25 @@ async def test_body_may_be_announced_with_expect_continue(stub_engine):
         gateway.client.post(CHAT, json=kit.chat(), expect100=True) as response,
     ):
         assert response.status == 200
+
+
+async def test_compressed_bodies_are_taken_and_bounded(stub_engine):
+    """The engine gets plain JSON; nonsense is 400, a bomb is 413."""
+    kit = stub_engine
+    limits = LimitsConfig(max_body=100_000)
+    headers = {"Content-Encoding": "gzip"}
+    good = gzip.compress(json.dumps(kit.chat()).encode())
+    async with kit.open_gateway(kit.answers(kit.WHOLE), limits=limits) as gateway:
+        for raw, status in (
+            (good, 200),
+            (b"not gzip at all", 400),
+            (good[:20], 400),
+            (gzip.compress(b" " * 50_000_000), 413),
+        ):
+            async with gateway.client.post(CHAT, data=raw, headers=headers) as response:
+                assert response.status == status
+        assert gateway.stub.received[0].json["messages"] == kit.chat()["messages"]
+        assert "Content-Encoding" not in gateway.stub.received[0].headers
 
 
 async def test_models_are_the_engines(stub_engine):
