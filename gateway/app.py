@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
+CLIENT_GONE = 499
+"""A number that nginx made up, for answers that nobody waits for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -52,7 +55,9 @@ class App:
         except EngineAdapterError as error:
             await exchange.send_error(from_engine_error(error))
         except ConnectionError:
-            raise
+            log.debug("%s: the client has gone", exchange.request_id)
+            if not exchange.started:
+                return web.Response(status=CLIENT_GONE)  # nobody gets it
         except Exception:
             self.internal_errors += 1
             log.exception("%s %s: internal error", request.method, request.path)
