@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import uvloop
 from aiohttp import web
 
 from engine_adapter.base import Prompt, RenderingError
@@ -381,6 +382,12 @@ class StubKit:
     def chat(**more: Any) -> dict[str, Any]:
         """A chat request body."""
         return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **more}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of production as well: it notices closed connections at other moments."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

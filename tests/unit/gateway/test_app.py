@@ -10,6 +10,7 @@ import logging
 
 import pytest
 
+from gateway.app import Route
 from gateway.errors import GatewayError
 from gateway.record import Outcome
 from policies.config import LimitsConfig
@@ -223,6 +224,21 @@ async def test_mistakes_of_ours_are_500_and_counted(stub_engine, caplog):
         assert gateway.app.internal_errors == 1
         assert gateway.places.running == 0
     assert [r for r in caplog.records if r.exc_info]
+
+
+async def test_a_client_that_has_gone_is_no_error(stub_engine, caplog):
+    """Writing to it fails; that is neither counted nor logged."""
+    kit = stub_engine
+
+    async def write_to_nobody(exchange):
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
+        gateway.app._routes = {"/gone": Route("GET", write_to_nobody)}
+        async with gateway.client.get("/gone") as response:
+            assert response.status == 499
+        assert gateway.app.internal_errors == 0
+    assert [r for r in caplog.records if r.name.startswith("gateway")] == []
 
 
 async def test_noise_instead_of_http_is_one_line_in_the_log(stub_engine, caplog):

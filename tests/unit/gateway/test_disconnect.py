@@ -206,24 +206,19 @@ async def test_that_never_reads_is_dropped_after_a_while(stub_engine):
 
 
 async def test_is_not_worth_a_line_in_the_log(stub_engine, caplog):
-    """It happens all the time; only the statistics count it."""
+    """It happens all the time, also just before a write; only the statistics count it."""
     kit = stub_engine
-    token = kit.chunk_of([{"index": 0, "delta": {"content": "x" * 1000}}])
-
-    async def trickles(stub, request):
-        response = await kit_stream(request)
-        while True:
-            await response.write(token)
-            await asyncio.sleep(0)
-
-    async with kit.open_gateway(trickles) as gateway:
-        for i in range(20):
+    async with kit.open_gateway(kit.streams(kit.STREAM)) as gateway:
+        for i in range(200):
             reader, writer = await connect(gateway)
             writer.write(request_bytes(kit.chat(stream=True)))
-            await reader.readuntil(b"HTTP/1.1 200 OK")
-            (reset if i % 2 else close)(writer)
-        await has_records(gateway, 20)
-        assert {r.outcome for r in gateway.records.all} == {Outcome.CANCELLED}
+            for _ in range(i % 12):
+                await asyncio.sleep(0)
+            if i % 2:
+                await reader.read(10)
+            reset(writer)
+        await gateway.settled()
+    assert {r.outcome for r in gateway.records.all} <= {Outcome.CANCELLED, Outcome.OK}
     assert [r for r in caplog.records if r.name.startswith("gateway")] == []
 
 
