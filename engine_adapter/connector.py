@@ -7,6 +7,7 @@ TESTED_VLLM; connector APIs and KV layouts change between vLLM's minor versions.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,14 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from engine_adapter.base import EngineAdapterError
-from engine_adapter.connector_orders import Orders, WorkerIdentity
+from engine_adapter.connector_orders import Orders
 from engine_adapter.connector_scheduler import SchedulerHalf
 from engine_adapter.connector_worker import WorkerHalf
 from engine_adapter.device import UnsupportedLayoutError
 from engine_adapter.weights import WeightsError, weights_digest
 from prefix_store.base import Namespace
 from prefix_store.link import StoreLink
+from prefix_store.record import RecordShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,6 +48,21 @@ logger = init_logger("vllm.headstart")
 
 TESTED_VLLM = ("0.32.",)
 FIRST_TRY_S = 2.0
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """The orders of one step, in the form that vLLM carries from scheduler to worker."""
+
+    orders: Orders
+
+
+@dataclass
+class WorkerIdentity(KVConnectorHandshakeMetadata):
+    """What a worker knows once its KV cache exists, carried to the scheduler at the start."""
+
+    namespace: Namespace
+    shape: RecordShape
 
 
 class HeadstartConnector(KVConnectorBase_V1):
@@ -90,7 +107,6 @@ class HeadstartConnector(KVConnectorBase_V1):
             namespace = self._namespace(kv.layout, str(next(iter(kv_caches.values())).dtype))
         except (UnsupportedLayoutError, WeightsError) as error:
             logger.error("Headstart stores nothing for this engine: %s", error)
-            self._identity = WorkerIdentity(None, None, str(error))
             return
         self._identity = WorkerIdentity(namespace, shape)
         logger.info(
@@ -137,7 +153,7 @@ class HeadstartConnector(KVConnectorBase_V1):
         self, metadata: dict[int, KVConnectorHandshakeMetadata]
     ) -> None:
         identity = metadata.get(0)
-        if isinstance(identity, WorkerIdentity) and identity.namespace and identity.shape:
+        if isinstance(identity, WorkerIdentity):
             self._scheduler.introduce(identity.namespace, identity.shape)
 
     def get_num_new_matched_tokens(
@@ -152,7 +168,7 @@ class HeadstartConnector(KVConnectorBase_V1):
         self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self._scheduler.orders(scheduler_output)
+        return StepMetadata(self._scheduler.orders(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._scheduler.loaded(
@@ -176,8 +192,8 @@ class HeadstartConnector(KVConnectorBase_V1):
 
     def _orders(self) -> Orders:
         metadata = self._get_connector_metadata()
-        assert isinstance(metadata, Orders)
-        return metadata
+        assert isinstance(metadata, StepMetadata)
+        return metadata.orders
 
     def _namespace(self, layout: str, kv_dtype: str) -> Namespace:
         model, parallel = self._vllm_config.model_config, self._vllm_config.parallel_config

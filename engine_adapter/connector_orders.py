@@ -1,16 +1,10 @@
-"""What the connector's scheduler half tells its worker half, and the handshake the other way."""
+"""What the connector's scheduler half tells its worker half."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-)
-
-from prefix_store.base import BlockHash, Namespace
-from prefix_store.record import RecordShape
+from prefix_store.base import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +37,9 @@ class SaveOrder:
     """Of each block: int32 token ids."""
 
 
-@dataclass
-class Orders(KVConnectorMetadata):
+@dataclass(frozen=True, slots=True)
+class Orders:
     """Of one step."""
 
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
-
-
-@dataclass
-class WorkerIdentity(KVConnectorHandshakeMetadata):
-    """What a worker knows once its KV cache exists. Without `namespace`, nothing is stored and
-    `problem` says why."""
-
-    namespace: Namespace | None
-    shape: RecordShape | None
-    problem: str = ""
