@@ -6,13 +6,10 @@ leased block is never moved or overwritten, not even after it was dropped.
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from policies.config import MemoryTierConfig
 from prefix_store import events
@@ -20,28 +17,13 @@ from prefix_store.base import BlockHash
 from prefix_store.extents import Extent, ExtentAllocator
 from prefix_store.index import Node, RadixIndex
 from prefix_store.record import RecordHeader, read_header
+from prefix_store.tier_counters import Removal, TierCounters
+from prefix_store.tier_events import StoredBlock, stored_events
 
 RESERVATION_S = 60.0
 """A writer that did not commit by then has lost its place."""
 
 MAX_LEASES = 65_536
-
-
-class Removal(enum.StrEnum):
-    """Why a block went."""
-
-    CAPACITY = "capacity"
-    CORRUPT = "corrupt"
-    CLEARED = "cleared"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlock:
-    """Where a visible block lies."""
-
-    extent: Extent
-    salt: str
-    """Of the tenant; only with the first block of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +50,6 @@ class _Reservation:
     expires: float
     held_parent: Node[StoredBlock] | None
     """Leased, so that it does not go to make room for its own child."""
-
-
-@dataclass(slots=True)
-class TierCounters:
-    """Since the start."""
-
-    matches: int = 0
-    blocks_asked: int = 0
-    blocks_matched: int = 0
-    blocks_stored: int = 0
-    blocks_duplicate: int = 0
-    blocks_orphaned: int = 0
-    blocks_refused: int = 0
-    leases_expired: int = 0
-    reservations_expired: int = 0
-    removals: Counter[Removal] = field(default_factory=Counter)
 
 
 class MemoryTier:
@@ -209,7 +175,7 @@ class MemoryTier:
             else:
                 stored.append(node_and_header)
         if stored:
-            self._publish(_stored_events(stored))
+            self._publish(stored_events(stored))
 
     def cancel(self, offsets: Sequence[int]) -> None:
         """Give reserved places back."""
@@ -251,7 +217,7 @@ class MemoryTier:
             header = read_header(self._record(node.value.extent))
             if header is not None:
                 stored.append((node, header))
-        return _stored_events(stored)
+        return stored_events(stored)
 
     def _admit(
         self, reservation: _Reservation, salt: str
@@ -318,40 +284,3 @@ class MemoryTier:
         self.counters.removals[reason] += len(nodes)
         hashes: list[events.ExternalHash] = [node.hash for node in nodes]
         self._publish([events.BlockRemoved(hashes, events.MEDIUM_MEMORY)])
-
-
-def _stored_events(
-    stored: Sequence[tuple[Node[StoredBlock], RecordHeader]],
-) -> list[events.KVEvent]:
-    """One event for each run of blocks that follow one another."""
-    result: list[events.KVEvent] = []
-    last: BlockHash | None = None
-    for node, header in stored:
-        tokens = np.frombuffer(header.token_ids, dtype="<i4").tolist()
-        parent = node.parent.hash if node.parent is not None else None
-        run = result[-1] if result else None
-        follows = (
-            isinstance(run, events.BlockStored)
-            and parent is not None
-            and parent == last
-            and run.block_size == header.shape.num_tokens
-        )
-        if follows and isinstance(run, events.BlockStored) and run.extra_keys is not None:
-            run.block_hashes.append(node.hash)
-            run.token_ids.extend(tokens)
-            run.extra_keys.append(None)
-        else:
-            keys = [node.value.salt] if node.value.salt else None
-            result.append(
-                events.BlockStored(
-                    [node.hash],
-                    parent,
-                    tokens,
-                    header.shape.num_tokens,
-                    medium=events.MEDIUM_MEMORY,
-                    extra_keys=[keys],
-                    group_idx=0,
-                )
-            )
-        last = node.hash
-    return result

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from policies.config import MIB, MemoryTierConfig
 from prefix_store import events
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
-from prefix_store.memory_tier import RESERVATION_S, MemoryTier, Removal
+from prefix_store.memory_tier import RESERVATION_S, MemoryTier
 from prefix_store.record import RecordShape, payload, seal, write_header
+from prefix_store.tier_counters import Removal
 
 SHAPE = RecordShape(num_tokens=4, payload_bytes=896)
 ROOT = routing_root("m", "s")
