@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -122,6 +123,9 @@ class Gateway:
             port = await listener.start(config.host, config.port)
         except OSError as error:
             raise UserError(f"listen: {config.listen}: {error.strerror or error}") from error
+        # What is loaded by now stays: the garbage collector need not walk through it ever again.
+        gc.collect()
+        gc.freeze()
         with _signals() as (stop, hurry):
             log.info("listening at http://%s:%d", config.host, port)
             ready()
