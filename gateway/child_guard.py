@@ -20,11 +20,12 @@ import sys
 import time
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOG_BYTES = 8 * 1024 * 1024
 """One older file of this size is kept beside the log."""
 ORPHAN_GRACE_S = 2.0
+TRACKER_GRACE_S = 4.0
+"""Python's resource tracker removes the shared memory of killed processes once they are gone."""
 
 
 class RotatingLog:
@@ -124,11 +125,12 @@ class Guard:
 
     def _end_orphans(self) -> None:
         """Whatever the command left behind: asked first, killed soon."""
-        deadline = time.monotonic() + ORPHAN_GRACE_S
+        began = time.monotonic()
         asked: set[int] = set()
         while orphans := children_of(os.getpid()):
-            late = time.monotonic() >= deadline
+            waited_s = time.monotonic() - began
             for pid in orphans:
+                late = waited_s >= (TRACKER_GRACE_S if _is_tracker(pid) else ORPHAN_GRACE_S)
                 if late or pid not in asked:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
@@ -143,6 +145,13 @@ class Guard:
 
 def _asks_to_end(wakeups: bytes) -> bool:
     return signal.SIGTERM in wakeups or signal.SIGINT in wakeups
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def children_of(pid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from gateway.user_error import UserError
 
 Probe = Callable[[], Awaitable[bool]]
 """Whether the child is ready now."""
+
+
+SIGNALLED = 128
+"""Exit codes above this tell the signal, as in a shell."""
 
 
 class ChildError(UserError):
@@ -65,6 +70,14 @@ class Child:
         """None while it runs."""
         return self._process.returncode
 
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.exit_code or 0
+        if code > SIGNALLED and code - SIGNALLED in signal.valid_signals():
+            return f"was ended by {signal.Signals(code - SIGNALLED).name}"
+        return f"ended with exit code {code}"
+
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
         return await self._process.wait()
@@ -80,7 +93,7 @@ class Child:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not await probe():
             if self.exit_code is not None:
-                raise ChildError(self.failure(f"ended with exit code {self.exit_code}"))
+                raise ChildError(self.failure(self.ending))
             if asyncio.get_running_loop().time() > deadline:
                 raise ChildError(self.failure(f"was not ready after {timeout_s:.0f} s"))
             await asyncio.sleep(interval_s)

@@ -127,7 +127,7 @@ class Demo:
             store = await self._start_store(children)
             engine = await self._start_engine(children, "starting vLLM (about half a minute)")
             gateway = await self._start_gateway(children)
-            self._console.print()
+            self._console.print("\n(a tiny model: look at the reuse, not at the wisdom)\n")
             measured = [await self._ask(turn) for turn in (*FIRST_CUSTOMER, SECOND_CUSTOMER)]
             system_tokens = await asyncio.to_thread(self._system_tokens)
             await self._wait_until_saved(system_tokens)
@@ -222,7 +222,11 @@ class Demo:
         """Until Ctrl-C. UserError when a child ends by itself."""
         body = {
             "model": self._config.model.name,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "messages": [
+                {"role": "system", "content": "You are a helpful assistant."},
+                {"role": "user", "content": "What is the capital of France?"},
+            ],
+            "max_tokens": 32,
         }
         say = self._console.out
         say(f"\ngateway  {self._gateway_url}/v1  (OpenAI API)")
@@ -243,7 +247,7 @@ class Demo:
             for wait in waits:
                 wait.cancel()
         ended = next(child for child in children if child.exit_code is not None)
-        raise UserError(ended.failure(f"ended with exit code {ended.exit_code}"))
+        raise UserError(ended.failure(ended.ending))
 
 
 def _store_stats(socket_path: Path) -> StoreStats:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-_RULES = """You are the assistant of Northwind Lamps, a shop for lamps and small furniture. Answer
-in one short sentence. Use only the catalogue below. If an article is not in the catalogue, say
-that we do not sell it. Prices include tax. Orders over 100 euros ship free of charge, others cost
-4.90 euros. Customers may return an article within 30 days when it is unused. Never promise a
-delivery date; say in how many days an article usually ships. Be friendly and brief."""
+_RULES = """You are the friendly assistant of Northwind Lamps, a shop for lamps and small furniture.
+You help customers to find what they need. Prices include tax. Orders over 100 euros ship free of
+charge, others cost 4.90 euros. Customers may return an article within 30 days when it is unused.
+This is what we sell:"""
 
 _ARTICLES = (
     ("desk lamp", "oak and brass", "reading and close work at a desk"),
@@ -26,7 +25,7 @@ _MAKERS = ("Alder", "Birk", "Corvin", "Dahl", "Elmo")
 
 def system_prompt() -> str:
     """About 1,500 tokens: rules and a catalogue."""
-    lines = [_RULES, "", "Catalogue:"]
+    lines = [_RULES, ""]
     for number, (article, material, use) in enumerate(_ARTICLES):
         for place, maker in enumerate(_MAKERS):
             serial = 10 * number + place + 101
@@ -50,8 +49,8 @@ class Turn:
 
 FIRST_CUSTOMER = (
     Turn("customer 1, turn 1", 1, "Which lamp is good for reading at my desk?"),
-    Turn("customer 1, turn 2", 1, "How much does the Birk desk lamp cost?"),
-    Turn("customer 1, turn 3", 1, "And can I send it back if I do not like it?"),
+    Turn("customer 1, turn 2", 1, "Tell me about the Birk desk lamp."),
+    Turn("customer 1, turn 3", 1, "Can I return a lamp?"),
 )
 SECOND_CUSTOMER = Turn("customer 2", 2, "Do you have a night light for a child's room?")
 

@@ -93,8 +93,7 @@ class Stack:
             await children.stop(child)
             if loop.time() - started > SETTLED_S:
                 backoff_s = FIRST_BACKOFF_S
-            what = f"ended with exit code {child.exit_code}"
-            self.notice(f"{child.failure(what)}; starting it again in {backoff_s:.0f} s")
+            self.notice(f"{child.failure(child.ending)}; starting it again in {backoff_s:.0f} s")
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             child = await self.start_engine(children, engine)
