@@ -95,7 +95,7 @@ def runtime_dir() -> Iterator[Path]:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     for old in base.glob("headstart-demo-*"):
         pid = old.name.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and old.stat().st_uid == os.getuid():
+        if pid.isdigit() and old.stat().st_uid == os.getuid() and not _is_running(int(pid)):
             shutil.rmtree(old, ignore_errors=True)
     directory = base / f"headstart-demo-{os.getpid()}"
     directory.mkdir(mode=0o700)
@@ -103,6 +103,16 @@ def runtime_dir() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 class Demo:
