@@ -6,6 +6,7 @@ TESTED_VLLM; connector APIs and KV layouts change between vLLM's minor versions.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-# Under vLLM's own logger, so that these lines reach the engine's log.
 logger = init_logger("vllm.headstart")
 
 TESTED_VLLM = ("0.32.",)
@@ -75,6 +75,7 @@ class HeadstartConnector(KVConnectorBase_V1):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         _check_supported(vllm_config, kv_cache_config)
+        _log_like_vllm()
         config = self._kv_transfer_config
         socket = config.get_from_extra_config("headstart.store_socket", None)
         if not socket:
@@ -207,6 +208,15 @@ class HeadstartConnector(KVConnectorBase_V1):
             rank=parallel.rank,
             world_size=parallel.world_size,
         )
+
+
+def _log_like_vllm() -> None:
+    """What our modules log goes where the engine's own lines go."""
+    engine = logging.getLogger("vllm")
+    for package in ("engine_adapter", "prefix_store"):
+        ours = logging.getLogger(package)
+        ours.handlers, ours.propagate = engine.handlers, False
+        ours.setLevel(logging.INFO)
 
 
 def _model_dir(model: str, revision: str | None) -> Path:

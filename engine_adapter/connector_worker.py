@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_adapter.base import EngineAdapterError
 from engine_adapter.connector_orders import LoadOrder, SaveOrder
 from engine_adapter.device import BlockMover, PagedKV, Transfer, block_mover
 from prefix_store import record as records
@@ -95,10 +96,7 @@ class WorkerHalf:
             client = self._client()
             if client is None:
                 return
-            try:
-                self._save(client, order)
-            except StoreError as error:
-                logger.warning("not saved: %s", error)
+            self._guarded(self._save, client, order)
 
     def close(self) -> None:
         """End the threads; what is under way is finished first."""
@@ -111,8 +109,9 @@ class WorkerHalf:
             return None
         with self._adopting:
             if client is not self._adopted:
-                self._mover.adopt(client.arena.view)
                 self._adopted = client
+                # Without pinned memory copies are slower, not wrong.
+                self._guarded(self._mover.adopt, client.arena.view)
         return client
 
     def _save(self, client: StoreClient, order: SaveOrder) -> None:
@@ -135,7 +134,12 @@ class WorkerHalf:
         if not self._sealing.acquire(blocking=False):
             client.cancel(offsets)
             return
-        transfer = mover.gather(block_ids, [records.payload(t, shape) for t in targets])
+        try:
+            transfer = mover.gather(block_ids, [records.payload(t, shape) for t in targets])
+        except BaseException:
+            self._sealing.release()
+            client.cancel(offsets)
+            raise
         self._sealer.submit(
             self._guarded, self._seal, _Sealing(client, transfer, targets, offsets, order.salt)
         )
@@ -206,7 +210,7 @@ class WorkerHalf:
         """The outermost boundary of work that the engine must not suffer from."""
         try:
             function(*args)
-        except StoreError as error:
+        except (StoreError, EngineAdapterError) as error:
             logger.warning("%s", error)
         except Exception:
-            logger.exception("the connector's background work failed")
+            logger.exception("the connector failed; its blocks are computed when they are needed")

@@ -71,7 +71,7 @@ class StoreConfig(Settings):
     directory."""
     events_replay: str | None = None
     memory: MemoryTierConfig = MemoryTierConfig()
-    lease: Duration = Field(default=30.0, ge=1.0, le=600.0)
+    lease: Duration = Field(default=30.0, ge=5.0, le=600.0)
     """How long blocks that an engine is about to load are protected from eviction."""
 
 

@@ -23,6 +23,7 @@ class Arena:
     """A mapping of the arena. Offsets are bytes from its start."""
 
     def __init__(self, fd: int, num_bytes: int) -> None:
+        """Takes the descriptor over."""
         self.fd = fd
         self.num_bytes = num_bytes
         self._map = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -58,13 +59,16 @@ class Arena:
             except (OSError, ValueError):
                 return  # an old kernel, or closed meanwhile: pages come at their first touch
 
+    def close_descriptor(self) -> None:
+        """The mapping stays until nobody refers to it any more: threads that still read it need no
+        lock. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
     def close(self) -> None:
-        """Unmap. Views that others still hold keep the memory alive until they are gone.
-        Idempotent."""
-        if self.fd < 0:
-            return
-        os.close(self.fd)
-        self.fd = -1
-        with contextlib.suppress(BufferError):
+        """Unmap at once; nobody may use `view` any more. Idempotent."""
+        self.close_descriptor()
+        with contextlib.suppress(BufferError, ValueError):
             self.view.release()
             self._map.close()

@@ -59,7 +59,9 @@ class StoreClient:
             if os.fstat(fds[0]).st_size < answer.arena_bytes:
                 raise StoreProtocolError("the store's arena is shorter than it says")
             connection.settimeout(timeout_s)
-            return cls(connection, answer, Arena(fds.pop(), answer.arena_bytes))
+            arena = Arena(fds.pop(), answer.arena_bytes)
+            arena.close_descriptor()
+            return cls(connection, answer, arena)
         except OSError as error:
             connection.close()
             raise StoreUnavailableError(
@@ -114,20 +116,23 @@ class StoreClient:
         except (OSError, ValueError):
             hung_up = True
         if hung_up:
-            with self._lock:
-                self._hang_up()
+            self.hang_up()
         return hung_up
 
     @property
     def closed(self) -> bool:
         return self._closed
 
-    def close(self) -> None:
-        """Close the connection and give the mapping up. Idempotent."""
+    def hang_up(self) -> None:
+        """Close the connection; threads in the middle of a copy keep the mapping. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._hang_up()
-            self.arena.close()
+
+    def close(self) -> None:
+        """Close the connection and the mapping. Idempotent."""
+        self.hang_up()
+        self.arena.close()
 
     def _ask(self, request: protocol.Request, kind: type[A]) -> A:
         with self._lock:

@@ -44,8 +44,9 @@ class StoreLink:
         """Stop connecting and close the connection."""
         self._stop.set()
         self._thread.join(timeout=5.0)
-        if self._current is not None:
-            self._current.close()
+        client, self._current = self._current, None
+        if client is not None:
+            client.hang_up()
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
@@ -55,7 +56,8 @@ class StoreLink:
             if client is not None:
                 connected = time.monotonic()
                 self._watch(client)
-                client.close()
+                self._current = None
+                client.hang_up()
                 if time.monotonic() - connected > HEALTHY_AFTER_S:
                     pause = FIRST_PAUSE_S
             if self._stop.wait(pause):
