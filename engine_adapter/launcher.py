@@ -93,7 +93,7 @@ def build_command(
         *_connector_flags(config, engine, paths),
         *engine.extra_args,
     )
-    return EngineCommand(argv, _environment(model_dir, options))
+    return EngineCommand(argv, _environment(model_dir, platform, options))
 
 
 def _platform_flags(engine: EngineConfig, platform: Platform) -> Sequence[str]:
@@ -128,13 +128,17 @@ def _connector_flags(
     return ("--kv-transfer-config", value)
 
 
-def _environment(model_dir: Path, options: LaunchOptions) -> dict[str, str]:
+def _environment(model_dir: Path, platform: Platform, options: LaunchOptions) -> dict[str, str]:
     env = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # Full hashes in events instead of their low 64 bits.
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
     }
+    if platform is Platform.CPU:
+        # Eager mode still compiles a few functions at their first use: seconds in the first
+        # requests of every engine process, and a C++ compiler that nothing else needs.
+        env["TORCHDYNAMO_DISABLE"] = "1"
     if model_dir.is_absolute():
         env["HF_HUB_OFFLINE"] = "1"
     if options.dev_mode:

@@ -132,6 +132,7 @@ def test_environment_is_offline_and_silent() -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
 
