@@ -24,12 +24,14 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 "${pip[@]}" install --quiet --upgrade 'pip>=24,<27'
 
 say "installing the gateway, the CPU engine and the tools (about 2 GB the first time)"
-if ! "${pip[@]}" install --editable "$extras"; then
+# What is there already, and indexes that lack a package, are no news.
+quieter() { grep -vE '^(Requirement already satisfied|Looking in |WARNING: Location )' || true; }
+if ! "${pip[@]}" install --editable "$extras" 2>&1 | quieter; then
   [ -n "${TORCH_INDEX:-}" ] || fail \
     "pip could not install everything. If it misses torch==...+cpu: give the CPU wheel index that" \
     "PyTorch publishes (see the installation page of PyTorch) as TORCH_INDEX=URL and run make again"
   say "trying again with the extra index of TORCH_INDEX"
-  "${pip[@]}" install --extra-index-url "$TORCH_INDEX" --editable "$extras"
+  "${pip[@]}" install --extra-index-url "$TORCH_INDEX" --editable "$extras" 2>&1 | quieter
 fi
 
 # A torchvision that does not fit this torch keeps transformers from loading any model; the engine

@@ -100,7 +100,8 @@ class Child:
 
     def failure(self, what: str) -> str:
         """A sentence with the reason that the log gives."""
-        reason = self._reason()
+        # Whoever was killed had no chance to say why.
+        reason = None if (self.exit_code or 0) > SIGNALLED else self._reason()
         because = f": {reason}" if reason else ""
         return f"{self.spec.name} {what}{because} (log: {self.spec.log})"
 

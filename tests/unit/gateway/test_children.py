@@ -178,3 +178,33 @@ def test_log_of_the_last_start_is_kept(tmp_path: Path) -> None:
     RotatingLog(tmp_path / "a.log").write(b"new")
     assert (tmp_path / "a.log.1").read_bytes() == b"old"
     assert (tmp_path / "a.log").read_bytes() == b"new"
+
+
+async def test_killed_child_is_reported_by_its_signal(tmp_path: Path) -> None:
+    """The last line of its log would be no reason."""
+    code = (
+        "import os, signal; print('all is well', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    async with Children() as children:
+        child = await children.start(script(tmp_path, code))
+        with pytest.raises(ChildError, match=r"script was ended by SIGKILL \(log: "):
+            await child.ready(never, timeout_s=60)
+
+
+async def test_resource_tracker_gets_time_to_remove_shared_memory(tmp_path: Path) -> None:
+    """A killed engine must not leave its shared memory behind: the tracker, which ignores SIGTERM,
+    removes it once every process of the tree is gone."""
+    code = (
+        "import os, signal, sys\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "memory = SharedMemory(create=True, size=4096)\n"
+        "open(sys.argv[1], 'w').write(memory.name)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    argv = (sys.executable, "-c", code, str(tmp_path / "name"))
+    child = await Child.start(ChildSpec("memory", argv, tmp_path / "memory.log"))
+    await child.wait()
+    await child.stop()
+    name = (tmp_path / "name").read_text()
+    assert name
+    assert name not in os.listdir("/dev/shm")
