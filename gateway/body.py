@@ -44,6 +44,10 @@ class RawFields(Mapping[str, Any]):
                 raise BadRequestError(f"`{key}` cannot be read: {error}", param=key) from None
         return self._decoded[key]
 
+    def get(self, key: str, default: Any = None) -> Any:
+        # Most fields that are asked for are not there, and the mixin's own way raises for them.
+        return self[key] if key in self._raw else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)
 

@@ -43,11 +43,8 @@ class Renderer(Protocol):
 class Residency(Protocol):
     """Where blocks are."""
 
-    def match(self, hashes: Sequence[BlockHash]) -> Match:
-        """What every holder has of a prompt."""
-
-    def see(self, hashes: Sequence[BlockHash]) -> None:
-        """The blocks have been asked for once."""
+    def see(self, hashes: Sequence[BlockHash]) -> Match:
+        """What every holder has of a prompt, whose blocks are now known to be asked for."""
 
 
 class Recorder(Protocol):
@@ -152,8 +149,7 @@ class Proxy:
             call.unrendered = True
             return
         call.prompt = prompt
-        call.match = self._residency.match(prompt.block_hashes)
-        self._residency.see(prompt.block_hashes)
+        call.match = self._residency.see(prompt.block_hashes)
 
     def _root(self, tenant: Tenant) -> BlockHash:
         if tenant.name not in self._roots:

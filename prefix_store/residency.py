@@ -79,37 +79,21 @@ class Residency:
         self._unplaced = 0
 
     def match(self, hashes: Sequence[BlockHash]) -> Match:
-        """How much of a prompt is where. One walk; reads only."""
-        nodes = self._index.match(hashes)
-        ends: list[tuple[int, int]] = []
-        mask = nodes[0].value if nodes else 0
-        for position, node in enumerate(nodes):
-            both = mask & node.value
-            if both != mask:
-                ends.append((mask & ~both, position))
-                mask = both
-                if not mask:
-                    break
-        ends.append((mask, len(nodes)))
-        by_holder = {
-            holder: length
-            for lost, length in ends
-            if lost
-            for holder, bit in self._bits.items()
-            if lost & bit
-        }
-        return Match(seen_blocks=len(nodes), by_holder=by_holder)
+        """How much of a prompt is where. Reads only."""
+        return self._match(self._index.match(hashes))
 
-    def see(self, hashes: Sequence[BlockHash]) -> None:
-        """Remember a prompt's blocks, and that they were used now. Exceeds the capacity by no more
-        than this one prompt while it runs."""
+    def see(self, hashes: Sequence[BlockHash]) -> Match:
+        """Remember a prompt's blocks, and that they were used now; what was known before, from
+        the same walk. Exceeds the capacity by no more than this one prompt while it runs."""
         nodes = self._index.match(hashes)
+        match = self._match(nodes)
         parent = nodes[-1].hash if nodes else None
         for block_hash in hashes[len(nodes) :]:
             nodes.append(self._index.insert(parent, block_hash, 0))
             parent = block_hash
         self._index.touch(nodes)
         self._evict()
+        return match
 
     def store(self, holder: Holder, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
         """`holder` has the run `hashes` below `parent` (None: the start of a prompt) from now on.
@@ -159,6 +143,27 @@ class Residency:
     @property
     def _memory_bytes(self) -> int:
         return self._index.memory_bytes + len(self._index) * MASK_BYTES
+
+    def _match(self, nodes: Sequence[Node[int]]) -> Match:
+        """What the holders have of a known run."""
+        ends: list[tuple[int, int]] = []
+        mask = nodes[0].value if nodes else 0
+        for position, node in enumerate(nodes):
+            both = mask & node.value
+            if both != mask:
+                ends.append((mask & ~both, position))
+                mask = both
+                if not mask:
+                    break
+        ends.append((mask, len(nodes)))
+        by_holder = {
+            holder: length
+            for lost, length in ends
+            if lost
+            for holder, bit in self._bits.items()
+            if lost & bit
+        }
+        return Match(seen_blocks=len(nodes), by_holder=by_holder)
 
     def _bit(self, holder: Holder) -> int:
         bit = self._bits.get(holder)

@@ -218,11 +218,9 @@ class FixedResidency:
         self.answer = Match(3, {DEVICE: 2, MEMORY: 1, ELSEWHERE: 3})
         self.seen: list[Sequence[BlockHash]] = []
 
-    def match(self, hashes: Sequence[BlockHash]) -> Match:
-        return self.answer
-
-    def see(self, hashes: Sequence[BlockHash]) -> None:
+    def see(self, hashes: Sequence[BlockHash]) -> Match:
         self.seen.append(hashes)
+        return self.answer
 
 
 @dataclass

@@ -215,7 +215,7 @@ async def test_mistakes_of_ours_are_500_and_counted(stub_engine, caplog):
         def broken(hashes):
             raise KeyError("a bug")
 
-        gateway.residency.match = broken
+        gateway.residency.see = broken
         async with gateway.client.post(CHAT, json=kit.chat()) as response:
             assert response.status == 500
             error = (await response.json())["error"]

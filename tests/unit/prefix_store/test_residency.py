@@ -39,7 +39,7 @@ def test_blocks_seen_and_gone_are_told_apart_from_never_seen() -> None:
     residency = Residency(MIB)
     chain = prompt(*"abc")
     assert residency.match(chain) == Match(0, {})
-    residency.see(chain)
+    assert residency.see(chain) == Match(0, {})
     assert residency.match(chain) == Match(3, {})
     residency.store(DEVICE, None, chain)
     residency.remove(DEVICE, chain[1])
