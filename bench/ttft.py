@@ -85,6 +85,14 @@ def ask(url: str, model: str, prompt: list[int]) -> Run:
     return Run(first - started, details.get("cached_tokens") or 0)
 
 
+def wait_until_saved(socket: Path) -> None:
+    """Saving goes on behind the answers."""
+    client = StoreClient.connect(socket, client="bench", timeout_s=5.0)
+    while client.stats().reserved_bytes:
+        time.sleep(0.1)
+    client.close()
+
+
 class TtftBench:
     """The course of the measurement."""
 
@@ -131,18 +139,15 @@ class TtftBench:
         self._console.print("starting vLLM")
         child = await self._stack.start_engine(children, self._engine)
         await self._stack.engine_ready(child, self._engine)
-        # The first pass over long batches compiles kernels too; these prompts are nobody else's.
+        # The first passes over long batches are slower; these prompts are nobody else's.
         chooser = random.Random()
-        for length in (40, 2100):
+        for length in (40, 600, 2100):
             await self._ask([chooser.randrange(300, 40_000) for _ in range(length)])
         return child
 
     async def _wait_until_saved(self) -> None:
         path = self._stack.paths.store_socket(self._stack.config)
-        client = await asyncio.to_thread(StoreClient.connect, path, client="bench", timeout_s=5.0)
-        while (await asyncio.to_thread(client.stats)).reserved_bytes:
-            await asyncio.sleep(0.1)
-        client.close()
+        await asyncio.to_thread(wait_until_saved, path)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from engine_adapter.engine_log import failure_reason
 from engine_adapter.launcher import EngineCommand, build_command, check_launch
 from engine_adapter.vllm_build import VllmBuild
 from gateway.children import Child, Children, ChildSpec, Probe
-from gateway.local_http import is_healthy
+from gateway.local_http import is_healthy, request
 from policies.config import EngineConfig, HeadstartConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
@@ -27,6 +27,8 @@ ENGINE_READY_S = 600.0
 ENGINE_GRACE_S = 15.0
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 60.0
+_WARM_UP = list(range(1, 9))
+"""Token ids; shorter than a block, so nothing of them stays in any cache."""
 SETTLED_S = 300.0
 """An engine that ran this long is restarted at once again."""
 
@@ -79,9 +81,14 @@ class Stack:
         return await children.start(spec)
 
     async def engine_ready(self, child: Child, engine: EngineConfig) -> None:
-        """Wait until it answers. ChildError with the reason from its log when it fails."""
+        """Wait until it answers, and let it make its first pass, which takes longer than any later
+        one. ChildError with the reason from its log when it fails."""
         probe = _in_thread(lambda: is_healthy(f"{engine.url}/health"))
         await child.ready(probe, timeout_s=ENGINE_READY_S, interval_s=0.25)
+        body = {"model": self.config.model.name, "prompt": _WARM_UP, "max_tokens": 2}
+        url = f"{engine.url}/v1/completions"
+        answer = await asyncio.to_thread(request, url, body, timeout_s=ENGINE_READY_S)
+        answer.json()
 
     async def keep_engine(self, children: Children, child: Child, engine: EngineConfig) -> None:
         """Start it again whenever it ends, later each time that it does not last. Never returns."""
