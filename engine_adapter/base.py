@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from prefix_store.base import BlockHash
 from prefix_store.hashing import TokenIds
 
@@ -16,8 +18,14 @@ class Prompt:
     num_tokens: int
     block_hashes: Sequence[BlockHash]
     """The chain of its full blocks, below the routing root of the tenant."""
-    token_ids: TokenIds
-    """Shape (num_tokens,), int32."""
+    pieces: Sequence[TokenIds]
+    """Its tokens, in pieces; at least one."""
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Shape (num_tokens,), int32. Put together when it is asked for: requests only need the
+        hashes."""
+        return np.concatenate(self.pieces)
 
 
 class EngineAdapterError(Exception):

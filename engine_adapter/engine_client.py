@@ -40,6 +40,11 @@ class EngineResponse:
         self.headers = response.headers
 
     @property
+    def begun(self) -> bool:
+        """The first piece of the body is here, or was."""
+        return self._response.content.total_bytes > 0
+
+    @property
     def complete(self) -> bool:
         """All of the body has been read."""
         return self._response.content.at_eof()

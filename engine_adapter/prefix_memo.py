@@ -156,13 +156,14 @@ class PrefixMemo:
         while node is not None:
             chain.append(node)
             node = node.parent
+        chain.reverse()
         hashes: list[BlockHash] = []
-        for node in reversed(chain):
+        for node in chain:
             hashes += node.hashes
         return Prompt(
             num_tokens=leaf.num_tokens,
             block_hashes=hashes,
-            token_ids=np.concatenate([node.token_ids for node in reversed(chain)]),
+            pieces=[node.token_ids for node in chain],
         )
 
     def _top(self, key: MemoKey, before: TokenIds) -> _Top:

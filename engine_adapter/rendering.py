@@ -197,7 +197,7 @@ class PromptRenderer:
 
     def _tokens(self, token_ids: TokenIds, root: BlockHash) -> Prompt:
         hashes = extend_chain(root, token_ids, self._block_size)
-        prompt = Prompt(num_tokens=token_ids.size, block_hashes=hashes, token_ids=token_ids)
+        prompt = Prompt(num_tokens=token_ids.size, block_hashes=hashes, pieces=[token_ids])
         self._count(prompt, known_tokens=0)
         return prompt
 

@@ -149,6 +149,9 @@ def _refuse_duplicates(raw: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
     The decoder keeps one member per key. Without duplicates its values stand in `raw` in the same
     order with nothing but keys and separators between, and exactly that is checked here.
     """
+    # Without white space and escapes in keys the lengths alone say it: "key":value, each time.
+    if sum(map(len, fields)) + sum(map(len, fields.values())) + 4 * len(fields) + 1 == len(raw):
+        return
     position = raw.index(b"{") + 1
     last = b","
     for name, value in fields.items():

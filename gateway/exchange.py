@@ -24,6 +24,12 @@ _LAST_WORD_S = 1.0
 """How long a client that does not read may delay the last event of a broken stream."""
 
 
+class _HeldHead(web.StreamResponse):
+    """A stream whose head leaves together with its first piece."""
+
+    _send_headers_immediately = False  # aiohttp's own switch; without it there are two writes
+
+
 class Exchange:
     """A request and the one answer to it, whole or as a stream.
 
@@ -107,11 +113,12 @@ class Exchange:
             headers["Allow"] = error.allow
         await self.send(error.status, encode_error(error), headers=headers)
 
-    async def start(self, status: int, headers: CIMultiDict[str]) -> None:
-        """The head of a stream, sent at once."""
+    async def start(self, status: int, headers: CIMultiDict[str], *, at_once: bool = True) -> None:
+        """The head of a stream. `at_once=False`: a piece follows directly, send both together."""
         headers[REQUEST_ID] = self.request_id
         headers["Server"] = "headstart"
-        self._response = response = web.StreamResponse(status=status, headers=headers)
+        stream = web.StreamResponse if at_once else _HeldHead
+        self._response = response = stream(status=status, headers=headers)
         if self._last:
             response.force_close()
         await response.prepare(self.request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Mapping
 
 from multidict import CIMultiDict
@@ -48,7 +48,7 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     given = headers.get(REQUEST_ID, "").strip()
     if given and len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable():
         return given
-    return f"req-{uuid.uuid4().hex}"
+    return f"req-{secrets.token_hex(16)}"
 
 
 def for_engine(headers: Mapping[str, str], request_id: str) -> CIMultiDict[str]:

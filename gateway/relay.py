@@ -122,7 +122,7 @@ async def _pass_stream(
     headers = for_client(engine.headers)
     headers[REPLICA] = _replica(call)
     headers[CACHED_TOKENS] = str(call.predicted_tokens)
-    await exchange.start(200, headers)
+    await exchange.start(200, headers, at_once=not engine.begun)
     watch = StreamWatch(wants_usage=wants_usage)
     rest = b""
     try:

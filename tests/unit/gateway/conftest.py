@@ -203,7 +203,7 @@ class FixedRenderer:
             raise self.error
         self.seen.append((dict(body), root))
         tokens = as_token_ids(np.arange(self.num_tokens))
-        return Prompt(self.num_tokens, extend_chain(root, tokens, BLOCK_SIZE), tokens)
+        return Prompt(self.num_tokens, extend_chain(root, tokens, BLOCK_SIZE), [tokens])
 
     async def completion(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
         if not isinstance(body["prompt"], str):
