@@ -94,6 +94,29 @@ async def test_split_of_the_engines_bytes_does_not_matter(stub_engine, size):
         assert gateway.records.only.output_tokens == 2
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_stream_that_comes_in_one_piece_with_its_head(stub_engine, whole):
+    """Head and events leave together; one that breaks off after that ends with an error event."""
+    kit = stub_engine
+    events = kit.STREAM if whole else kit.STREAM[:2]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
+    raw = head + chunks + (b"0\r\n\r\n" if whole else b"")
+    async with kit.open_gateway(kit.hangs_up(raw)) as gateway:
+        async with gateway.client.post(CHAT, json=kit.chat(stream=True)) as response:
+            assert response.status == 200
+            assert response.headers["x-headstart-replica"] == "engine-0"
+            got = await response.read()
+        await gateway.settled()
+        if whole:
+            assert got == kit.ROLE + kit.TOKEN_A + kit.TOKEN_B + kit.DONE
+            assert gateway.records.only.outcome is Outcome.OK
+        else:
+            assert got.startswith(kit.ROLE + kit.TOKEN_A + b'data: {"error"')
+            assert gateway.records.only.outcome is Outcome.ENGINE_ERROR
+
+
 async def test_whole_answer_lacks_only_metrics(stub_engine):
     """All other values are those of the engine, byte for byte."""
     kit = stub_engine
