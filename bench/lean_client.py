@@ -36,7 +36,8 @@ class LeanClient(asyncio.Protocol):
     async def connect(cls, url: str) -> LeanClient:
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(cls, parts.hostname, parts.port)
+        host, port = parts.hostname or "127.0.0.1", parts.port or 80
+        _, client = await loop.create_connection(cls, host, port)
         return client
 
     def close(self) -> None:

@@ -5,7 +5,8 @@ nothing) only the gateway's own cost is seen, beside that of a bare aiohttp prox
 same prompts are asked for through the gateway and directly, warm; there the engine's own noise of
 milliseconds is larger than what the gateway adds, so the median says something and p99 does not.
 
-All requests are streams of one token; equal prompts are asked for in turn. Seed: 20261130.
+All requests are streams of one token; every round asks all targets for the same prompt (but for
+the number in it, where each question is a new one). Seed: 20261130.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Row:
     shape: str
     pairs: Paired
     tokens: Tokens
-    """Of the measured part, first pass of the shape included."""
+    """Of the rounds of `pairs`."""
     loads: Mapping[str, Load]
 
 
@@ -118,14 +119,13 @@ class OverheadBench:
     async def _row(
         self, urls: Mapping[str, str], pids: Mapping[str, int], shape: Shape, runs: int
     ) -> Row:
-        """With load only where there is a process to look at."""
+        """`pids`: the processes whose CPU time is read under load; without any there is none."""
         self._say(f"{shape.name}: {runs} rounds")
         requests = shape.requests(self._config.model.name)
-        # The rounds before are asked in the same way: they make engine and gateway know the prompt.
-        warm_up = max(3, runs // 10)
-        await paired(urls, requests, warm_up=0, runs=warm_up)
+        # Rounds like the measured ones first: engine and gateway know the prompt afterwards.
+        await paired(urls, requests, max(3, runs // 10))
         before = await self._tokens()
-        pairs = await paired(urls, requests, warm_up=0, runs=runs)
+        pairs = await paired(urls, requests, runs)
         tokens = (await self._tokens()).since(before)
         loads = {
             target: await closed_loop(
@@ -192,31 +192,39 @@ def _run(part: str, args: argparse.Namespace) -> list[Row]:
 
 def print_part(part: str, rows: list[Row]) -> None:
     targets = [target for target in rows[0].pairs.ttft_s if target != DIRECT]
-    what = "an instant engine" if part == "instant" else "vLLM (its own noise is in p99)"
+    rounds = len(rows[0].pairs.ttft_s[DIRECT])
+    what = "an instant engine" if part == "instant" else "vLLM, whose own noise is in p99"
     print_table(
-        f"added time to first token before {what}, one request at a time, "
-        f"{len(rows[0].pairs.ttft_s[DIRECT])} rounds (ms)",
-        ["prompt", "through", "direct p50", "added p50", "added p99", "p99 - direct p99",
-         "tokens from memo", "tokenized"],
+        f"before {what}: time to first token added, {rounds} rounds one by one (ms)",
+        ["prompt", "through", "direct p50", "added p50", "added p99", "p99 less p99"],
         [latency_cells(row, target) for row in rows for target in targets],
-    )  # fmt: skip
+    )
+    print_table(
+        f"tokens that the gateway rendered in these {rounds} rounds",
+        ["prompt", "from memo", "tokenized", "tokenized a request"],
+        [token_cells(row, rounds) for row in rows],
+    )
     if rows[0].loads:
         print_table(
-            f"closed loop of {CLIENTS} clients; client, engine and proxy share "
-            f"{os.cpu_count()} cores",
+            f"{CLIENTS} clients in a closed loop; all processes share {os.cpu_count()} cores",
             ["prompt", "through", "requests/s", "CPU us/request"],
             [load_cells(row, target) for row in rows for target in row.loads],
         )
 
 
 def latency_cells(row: Row, target: str) -> list[str]:
+    """The last one: the 99th percentile through `target`, less that of asking directly."""
     added, behind = row.pairs.added_s(target), row.pairs.spread_s(target)
     direct = row.pairs.spread_s(DIRECT)
-    ours = target == GATEWAY
     figures = (direct.median, added.median, added.p99, behind.p99 - direct.p99)
+    return [row.shape, target, *(f"{figure * 1e3:.3f}" for figure in figures)]
+
+
+def token_cells(row: Row, rounds: int) -> list[str]:
+    tokens = row.tokens
     return [
-        row.shape, target, *(f"{figure * 1e3:.3f}" for figure in figures),
-        f"{row.tokens.from_memo:,}" if ours else "", f"{row.tokens.tokenized:,}" if ours else "",
+        row.shape, f"{tokens.from_memo:,}", f"{tokens.tokenized:,}",
+        f"{tokens.tokenized / rounds:.1f}",
     ]  # fmt: skip
 
 

@@ -54,16 +54,15 @@ class Load:
         return None if self.cpu_s is None else self.cpu_s / self.requests * 1e6
 
 
-async def paired(urls: Mapping[str, str], requests: Requests, *, warm_up: int, runs: int) -> Paired:
+async def paired(urls: Mapping[str, str], requests: Requests, runs: int) -> Paired:
     """Every round asks all targets; who is first changes from round to round."""
     clients = {target: await LeanClient.connect(url) for target, url in urls.items()}
     ttft_s: dict[str, list[float]] = {target: [] for target in urls}
     order = list(urls)
-    for number in range(warm_up + runs):
+    for _ in range(runs):
         for target in order:
             timing = await clients[target].ask(requests(urls[target]))
-            if number >= warm_up:
-                ttft_s[target].append(timing.ttft_s)
+            ttft_s[target].append(timing.ttft_s)
         order.append(order.pop(0))
     for client in clients.values():
         client.close()
