@@ -12,6 +12,8 @@ class LoadOrder:
     """Copy leased records into a request's blocks."""
 
     request_id: str
+    report_id: str
+    """Under which the load is reported: the gateway's id for the request, else the engine's."""
     incarnation: int
     """Of the store that the offsets belong to."""
     lease: int

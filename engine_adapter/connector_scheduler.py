@@ -109,6 +109,7 @@ class SchedulerHalf:
         stop = lookup.first_block + num_blocks
         tracked.loading = LoadOrder(
             request.request_id,
+            _report_id(request),
             lookup.incarnation,
             lookup.lease,
             lookup.valid_until,
@@ -284,3 +285,8 @@ class SchedulerHalf:
             client.drop(block_hash)
         except StoreError as error:
             logger.warning("%s", error)
+
+
+def _report_id(request: Request) -> str:
+    given = (request.kv_transfer_params or {}).get("headstart.request_id")
+    return given if isinstance(given, str) else request.request_id

@@ -197,12 +197,12 @@ class WorkerHalf:
     ) -> None:
         assert self._shape is not None
         loaded = BlocksLoaded(
-            order.request_id,
+            order.report_id,
             num_good * self._shape.num_tokens,
+            len(order.offsets) * self._shape.num_tokens,
             num_good * self._shape.payload_bytes,
             duration_s,
-            ok=num_good == len(order.offsets),
-            preempted=order.preempted,
+            order.preempted,
         )
         client.release(order.lease, loaded)
 

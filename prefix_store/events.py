@@ -66,15 +66,21 @@ class BlocksLoaded(msgspec.Struct, tag=True, gc=False):
     not one of vLLM's events."""
 
     request_id: str
-    """The engine's id of the request: the `x-request-id` that the gateway sent, with what the
-    engine puts around it (engine_adapter.load_reports takes that off)."""
+    """The id that the gateway gave the request for this purpose (`headstart.request_id` in its
+    kv_transfer_params), else the engine's own id."""
     num_tokens: int
+    """Loaded and checked."""
+    promised_tokens: int
+    """Counted as cached by the engine, which does not take back what failed to load."""
     num_bytes: int
     duration_s: float
-    ok: bool
-    """False: the load failed and the tokens were recomputed."""
     preempted: bool = False
     """True: a repeat after a preemption, which saves nothing and is not counted as reuse."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was loaded."""
+        return self.num_tokens == self.promised_tokens
 
 
 TOPIC_BLOCKS = b"kv-events"

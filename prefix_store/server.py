@@ -192,11 +192,9 @@ class StoreServer:
         if loaded is None:
             return
         self._loads.loads += 1
-        if loaded.ok:
-            self._loads.tokens += loaded.num_tokens
-            self._loads.num_bytes += loaded.num_bytes
-        else:
-            self._loads.failed += 1
+        self._loads.failed += not loaded.ok
+        self._loads.tokens += loaded.num_tokens
+        self._loads.num_bytes += loaded.num_bytes
         self._publisher.publish_loaded(loaded)
 
     def _stats(self) -> protocol.StoreStats:

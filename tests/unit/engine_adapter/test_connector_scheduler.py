@@ -35,6 +35,7 @@ class FakeRequest:
     prompt_embeds: Any = None
     lora_request: Any = None
     skip_reading_prefix_cache: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -123,9 +124,11 @@ def test_a_load_that_the_scheduler_refuses_gives_its_lease_back(setting: Any) ->
 def test_a_load_order_names_blocks_records_and_lease(setting: Any) -> None:
     """Beyond what the engine has itself."""
     request = FakeRequest("a", list(range(17)))
+    request.kv_transfer_params = {"headstart.request_id": "ours"}
     assert setting.half.num_matched_tokens(request, 4) == 12
     setting.half.allocated(request, [10, 11, 12, 13, 14], 12)
     (order,) = setting.half.orders(FakeStep({}, [])).loads
+    assert (order.request_id, order.report_id) == ("a", "ours")
     assert order.block_ids == [11, 12, 13]
     assert order.offsets == setting.offsets[1:]
     assert order.hashes == setting.hashes[1:]

@@ -69,7 +69,7 @@ class Setting:
         matched = self.client.match(HASHES, 0)
         incarnation = self.client.welcome.incarnation
         return LoadOrder(
-            "b", incarnation, matched.lease, time.monotonic() + 5, HASHES, matched.offsets,
+            "b", "b", incarnation, matched.lease, time.monotonic() + 5, HASHES, matched.offsets,
             [7, 1, 3], preempted=False,
         )  # fmt: skip
 

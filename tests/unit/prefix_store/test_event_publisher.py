@@ -98,7 +98,7 @@ def names_of(received: list[Received]) -> list[bytes | int | None]:
 
 async def test_events_arrive_in_order_on_two_topics(tmp_path: Path) -> None:
     """Each topic has its own sequence, and the payload decodes to what was published."""
-    loaded = BlocksLoaded("chatcmpl-x", 64, 1000, 0.5, ok=True)
+    loaded = BlocksLoaded("chatcmpl-x", 64, 64, 1000, 0.5)
     async with publishing(tmp_path) as publisher:
         context = zmq.asyncio.Context()
         sub = context.socket(zmq.SUB)
@@ -198,7 +198,7 @@ async def test_nothing_is_published_after_close_and_no_file_is_left(tmp_path: Pa
         publisher.publish([stored("a")])
         publisher.close()
         publisher.publish([stored("b")])
-        publisher.publish_loaded(BlocksLoaded("x", 1, 1, 1.0, ok=True))
+        publisher.publish_loaded(BlocksLoaded("x", 1, 1, 1, 1.0))
         assert publisher.stats().batches == 1
         assert os.listdir(tmp_path) == []
 

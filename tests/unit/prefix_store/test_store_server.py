@@ -80,7 +80,7 @@ def test_stats_tell_what_happened(start_store: StartStore) -> None:
     assert stats.connectors == ["engine-7"]
     assert (stats.blocks, stats.leases, stats.leased_blocks) == (2, 1, 1)
     assert stats.used_bytes >= 2 * SHAPE.num_bytes
-    client.release(matched.lease, BlocksLoaded("r", 32, 10_000, 0.001, ok=True))
+    client.release(matched.lease, BlocksLoaded("r", 32, 32, 10_000, 0.001))
     client.drop(HASHES[1])
     until(lambda: client.stats().leases == 0)
     stats = client.stats()
