@@ -16,6 +16,9 @@ import msgspec
 
 from gateway.errors import BadRequestError
 
+REPORT_ID_KEY = "headstart.request_id"
+"""Key in kv_transfer_params that our connector reads; see BlocksLoaded.request_id."""
+
 _SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _KEY = re.compile(rb'[ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*:[ \t\n\r]*')
 _SEPARATOR = re.compile(rb"[ \t\n\r]*([,}])")
@@ -82,11 +85,17 @@ class CompletionBody:
         self.wants_usage = bool(asked)
         """The client asked for the usage chunk of a stream."""
 
-    def for_engine(self, salt: str) -> bytes:
-        """The body as it goes to the engine: the client's values, with ours set."""
+    def for_engine(self, salt: str, report_id: str | None = None) -> bytes:
+        """The body as it goes to the engine: the client's values, with ours set.
+
+        `report_id`: under which our connector shall report loads; None where there is none.
+        """
         fields = dict(self._raw_fields)
         # It steers our own connector inside the engine: no client may.
         fields.pop("kv_transfer_params", None)
+        if report_id is not None:
+            hint = msgspec.json.encode({REPORT_ID_KEY: report_id})
+            fields["kv_transfer_params"] = msgspec.Raw(hint)
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if self.stream:
             fields["stream_options"] = self._stream_options()

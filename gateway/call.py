@@ -37,6 +37,8 @@ class Call:
     unrendered: bool = False
     match: Match | None = None
     choice: Choice | None = None
+    report_id: str | None = None
+    """Under which the engine's connector reports loads of this request; None without a store."""
     sent: float | None = None
     """When the request went to the engine."""
     first_token: float | None = None

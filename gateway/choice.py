@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_adapter.engine_client import EngineClient
-from prefix_store.residency import Holder, Match
+from prefix_store.residency import Holder, Match, Medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,11 @@ class Replica:
     client: EngineClient
     holders: tuple[Holder, ...]
     """Its own device memory and the tiers of the store on its host."""
+
+    @property
+    def has_store(self) -> bool:
+        """Its engine runs our connector, which loads from a store."""
+        return any(holder.medium is not Medium.DEVICE for holder in self.holders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -136,7 +137,10 @@ class Proxy:
         async with self._places:
             await self._locate(call, body, api, tenant)
             call.choice = choice = choose(self._replicas, call.match)
-            sent = body.for_engine(tenant.salt)
+            if choice.replica.has_store:
+                # Ours, not the client's id: clients may send one id twice.
+                call.report_id = uuid.uuid4().hex
+            sent = body.for_engine(tenant.salt, call.report_id)
             headers = for_engine(exchange.request.headers, call.request_id)
             request = choice.replica.client.request("POST", api.value, headers=headers, body=sent)
             await relay(exchange, call, request, body.wants_usage, limits.upstream_idle_timeout)

@@ -75,6 +75,15 @@ def test_the_engine_gets_what_the_client_sent(extra):
     assert list(json.loads(sent).items()) == [*body.items(), ("cache_salt", "salt")]
 
 
+def test_the_connector_is_told_the_report_id_and_only_that():
+    """A client's own kv_transfer_params never reach the engine, with a report id or without."""
+    raw = b'{"model":"m","messages":[],"kv_transfer_params":{"headstart.request_id":"x","a":1}}'
+    body = CompletionBody(raw, Api.CHAT)
+    assert "kv_transfer_params" not in json.loads(body.for_engine("s"))
+    sent = json.loads(body.for_engine("s", "r1"))
+    assert sent["kv_transfer_params"] == {"headstart.request_id": "r1"}
+
+
 def test_fields_are_decoded_when_they_are_looked_at():
     """The renderer sees an ordinary mapping."""
     body = CompletionBody(b'{"model":"m","messages":[],"tools":[{"a":1}]}', Api.CHAT)
