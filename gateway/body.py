@@ -19,6 +19,9 @@ from gateway.errors import BadRequestError
 REPORT_ID_KEY = "headstart.request_id"
 """Key in kv_transfer_params that our connector reads; see BlocksLoaded.request_id."""
 
+_CONNECTORS_KEYS = ("kv_transfer_params", "ec_transfer_params")
+_CONNECTORS_XARGS = frozenset({*_CONNECTORS_KEYS, "kv_cache_report_mode"})
+
 _SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _KEY = re.compile(rb'[ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*:[ \t\n\r]*')
 _SEPARATOR = re.compile(rb"[ \t\n\r]*([,}])")
@@ -91,8 +94,11 @@ class CompletionBody:
         `report_id`: under which our connector shall report loads; None where there is none.
         """
         fields = dict(self._raw_fields)
-        # It steers our own connector inside the engine: no client may.
-        fields.pop("kv_transfer_params", None)
+        # These steer connectors inside the engine: no client may.
+        for name in _CONNECTORS_KEYS:
+            fields.pop(name, None)
+        if "vllm_xargs" in fields:
+            fields["vllm_xargs"] = _without_connectors_keys(fields["vllm_xargs"])
         if report_id is not None:
             hint = msgspec.json.encode({REPORT_ID_KEY: report_id})
             fields["kv_transfer_params"] = msgspec.Raw(hint)
@@ -132,6 +138,18 @@ class CompletionBody:
         if value is not None and not isinstance(value, kind):
             raise BadRequestError(f"`{name}` must be {allowed}", param=name)
         return value
+
+
+def _without_connectors_keys(xargs: msgspec.Raw) -> msgspec.Raw:
+    """`vllm_xargs` with its other members as they were; what is no object the engine refuses."""
+    try:
+        members = _SPLIT.decode(xargs)
+    except msgspec.ValidationError:
+        return xargs
+    if _CONNECTORS_XARGS.isdisjoint(members):
+        return xargs
+    left = {name: value for name, value in members.items() if name not in _CONNECTORS_XARGS}
+    return msgspec.Raw(msgspec.json.encode(left))
 
 
 def split_object(raw: bytes) -> dict[str, msgspec.Raw]:

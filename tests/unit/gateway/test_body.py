@@ -69,7 +69,13 @@ def test_duplicate_keys_cannot_hide(raw):
 def test_the_engine_gets_what_the_client_sent(extra):
     """Values and order, for any fields that are not ours."""
     body = {**extra, "model": "m", "messages": [{"role": "user", "content": "é"}]}
-    for ours in ("cache_salt", "stream_options", "kv_transfer_params", "stream"):
+    for ours in (
+        "cache_salt",
+        "stream_options",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "stream",
+    ):
         body.pop(ours, None)
     sent = CompletionBody(json.dumps(body).encode(), Api.CHAT).for_engine("salt")
     assert list(json.loads(sent).items()) == [*body.items(), ("cache_salt", "salt")]
@@ -82,6 +88,31 @@ def test_the_connector_is_told_the_report_id_and_only_that():
     assert "kv_transfer_params" not in json.loads(body.for_engine("s"))
     sent = json.loads(body.for_engine("s", "r1"))
     assert sent["kv_transfer_params"] == {"headstart.request_id": "r1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (b'{"a": 1.50,"kv_transfer_params":{"x":1},"b":"\\u00e9"}', b'{"a":1.50,"b":"\\u00e9"}'),
+        (b'{"kv_cache_report_mode":"full"}', b"{}"),
+        (b'{"kv\\u005ftransfer_params":{},"ec_transfer_params":1,"kv_transfer_params":2}', b"{}"),
+        (b'{ "a" : 1.50 }', b'{ "a" : 1.50 }'),
+        (b"null", b"null"),
+        (b'["kv_transfer_params"]', b'["kv_transfer_params"]'),
+    ],
+)
+def test_connectors_cannot_be_steered_through_vllm_xargs(given, sent):
+    """Their keys go, however they are written; everything else stays byte for byte."""
+    raw = b'{"model":"m","messages":[],"ec_transfer_params":{"a":1},"vllm_xargs":' + given + b"}"
+    got = CompletionBody(raw, Api.CHAT).for_engine("s")
+    assert got == b'{"model":"m","messages":[],"vllm_xargs":' + sent + b',"cache_salt":"s"}'
+
+
+def test_keys_that_only_the_engine_could_read_are_refused():
+    """A lone surrogate is one character to Python's reader and an error to ours."""
+    raw = b'{"model":"m","messages":[],"vllm_xargs":{"\\ud800":1,"kv_transfer_params":{}}}'
+    with pytest.raises(BadRequestError, match="not valid JSON"):
+        CompletionBody(raw, Api.CHAT)
 
 
 def test_fields_are_decoded_when_they_are_looked_at():
