@@ -10,6 +10,9 @@ from multidict import CIMultiDict
 REQUEST_ID = "X-Request-Id"
 REPLICA = "x-headstart-replica"
 CACHED_TOKENS = "x-headstart-cached-tokens"
+"""What the engine reused, as it reports; only in whole answers, whose head is sent last."""
+PREDICTED_TOKENS = "x-headstart-predicted-tokens"
+"""What should be reused on the path chosen, from the index, before the engine has begun."""
 
 MAX_REQUEST_ID = 128
 

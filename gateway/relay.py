@@ -13,7 +13,7 @@ from gateway.answer import read_answer, without_metrics
 from gateway.call import Call
 from gateway.errors import upstream_body
 from gateway.exchange import EVENT_STREAM, Exchange
-from gateway.http_headers import CACHED_TOKENS, REPLICA, for_client
+from gateway.http_headers import CACHED_TOKENS, PREDICTED_TOKENS, REPLICA, for_client
 from gateway.record import Outcome
 from gateway.stream_watch import StreamWatch
 
@@ -109,6 +109,7 @@ async def _pass_whole(exchange: Exchange, call: Call, engine: EngineResponse) ->
     call.usage, call.metrics = answer.usage, answer.metrics
     headers = for_client(engine.headers)
     headers[REPLICA] = _replica(call)
+    headers[PREDICTED_TOKENS] = str(call.predicted_tokens)
     cached = answer.usage.cached_tokens if answer.usage else None
     if cached is not None:
         headers[CACHED_TOKENS] = str(cached)
@@ -121,7 +122,7 @@ async def _pass_stream(
 ) -> None:
     headers = for_client(engine.headers)
     headers[REPLICA] = _replica(call)
-    headers[CACHED_TOKENS] = str(call.predicted_tokens)
+    headers[PREDICTED_TOKENS] = str(call.predicted_tokens)
     await exchange.start(200, headers, at_once=not engine.begun)
     watch = StreamWatch(wants_usage=wants_usage)
     rest = b""

@@ -199,10 +199,10 @@ def test_reuse_is_predicted_and_delivered(stack, client):
     arguments = {"model": stack.model, "messages": messages, "max_tokens": 2, "temperature": 0}
     with client.chat.completions.with_streaming_response.create(**arguments, stream=True) as first:
         first.read()
-        assert first.headers["x-headstart-cached-tokens"] == "0"
+        assert first.headers["x-headstart-predicted-tokens"] == "0"
     with client.chat.completions.with_streaming_response.create(**arguments, stream=True) as again:
         again.read()
-        predicted = int(again.headers["x-headstart-cached-tokens"])
+        predicted = int(again.headers["x-headstart-predicted-tokens"])
     whole = client.chat.completions.create(**arguments)
     assert predicted > 500
     assert whole.usage.prompt_tokens_details.cached_tokens == predicted

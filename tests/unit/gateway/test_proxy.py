@@ -154,7 +154,8 @@ async def test_record_of_a_stream(stub_engine):
             CHAT, json=kit.chat(stream=True), headers=headers
         ) as response:
             await response.read()
-            assert response.headers["x-headstart-cached-tokens"] == "64"
+            assert response.headers["x-headstart-predicted-tokens"] == "64"
+            assert "x-headstart-cached-tokens" not in response.headers
             assert response.headers["x-headstart-replica"] == "engine-0"
             assert response.headers["x-request-id"] == "r-1"
         await gateway.settled()
@@ -179,6 +180,7 @@ async def test_record_of_a_whole_answer(stub_engine):
     async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
         async with gateway.client.post(CHAT, json=kit.chat()) as response:
             assert response.headers["x-headstart-cached-tokens"] == "64"
+            assert response.headers["x-headstart-predicted-tokens"] == "64"
         await gateway.settled()
         record = gateway.records.only
     assert record.outcome is Outcome.OK
@@ -208,7 +210,7 @@ async def test_a_block_that_ends_the_prompt_is_not_predicted(stub_engine):
     async with kit.open_gateway(kit.streams(kit.STREAM)) as gateway:
         gateway.renderer.num_tokens = 64
         async with gateway.client.post(CHAT, json=kit.chat(stream=True)) as response:
-            assert response.headers["x-headstart-cached-tokens"] == "32"
+            assert response.headers["x-headstart-predicted-tokens"] == "32"
 
 
 async def test_rendering_mismatch_is_recorded_and_breaks_nothing(stub_engine):
