@@ -44,7 +44,7 @@ class Exchange:
         self._response: web.StreamResponse | None = None
         self._streaming = False
         self.writing = False
-        """A chunk is waiting for the client to read."""
+        """An answer or a piece of it is waiting for the client to read."""
 
     @property
     def started(self) -> bool:
@@ -95,8 +95,10 @@ class Exchange:
         self._response = response = web.Response(status=status, body=body, headers=headers)
         if self._last or status == RequestTimeoutError.status:
             response.force_close()
+        self.writing = True
         await response.prepare(self.request)
         await response.write_eof()
+        self.writing = False
 
     async def send_error(self, error: GatewayError) -> None:
         """An error in OpenAI's envelope; in a stream that has begun, as its last event."""

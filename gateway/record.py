@@ -13,9 +13,9 @@ class Outcome(enum.StrEnum):
     CANCELLED = "cancelled"
     """The client went away first."""
     REFUSED = "refused"
-    """The gateway answered by itself: bad input or no place."""
+    """Bad input, as the gateway or the engine (4xx) judged it, or no place."""
     ENGINE_ERROR = "engine_error"
-    """The engine answered with an error status, in the middle of a stream, or not at all."""
+    """The engine answered with a 5xx, with an error in the middle of a stream, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ async def relay(
                 elif engine.headers.get("Content-Type", "").startswith(EVENT_STREAM):
                     await _pass_stream(exchange, call, engine, wants_usage, silence)
                 else:
-                    await _pass_whole(exchange, call, engine)
+                    await _pass_whole(exchange, call, engine, silence)
     except TimeoutError:
         if exchange.writing:
             exchange.abort()
@@ -99,12 +99,17 @@ async def _pass_error(exchange: Exchange, call: Call, engine: EngineResponse) ->
     headers[REPLICA] = _replica(call)
     if engine.status in (429, 503):
         headers.setdefault("Retry-After", "1")
-    call.ended(Outcome.ENGINE_ERROR, engine.status)
+    # Prompts that are too long and the like: only the engine could judge them.
+    refused = 400 <= engine.status < 500
+    call.ended(Outcome.REFUSED if refused else Outcome.ENGINE_ERROR, engine.status)
     await exchange.send(engine.status, body, headers=headers)
 
 
-async def _pass_whole(exchange: Exchange, call: Call, engine: EngineResponse) -> None:
+async def _pass_whole(
+    exchange: Exchange, call: Call, engine: EngineResponse, silence: Silence
+) -> None:
     body = await engine.read(MAX_ANSWER_BYTES)
+    silence.broken()
     answer = read_answer(body)
     call.usage, call.metrics = answer.usage, answer.metrics
     headers = for_client(engine.headers)

@@ -205,6 +205,21 @@ async def test_that_never_reads_is_dropped_after_a_while(stub_engine):
         writer.close()
 
 
+async def test_that_does_not_read_a_whole_answer_is_dropped_after_a_while(stub_engine):
+    """It is the one that was silent, not the engine."""
+    kit = stub_engine
+    limits = LimitsConfig(upstream_idle_timeout=0.2)
+    answer = {**kit.WHOLE, "padding": "x" * 20_000_000}
+    async with kit.open_gateway(kit.answers(answer), limits=limits) as gateway:
+        _, writer = await connect(gateway)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.transport.pause_reading()
+        writer.write(request_bytes(kit.chat()))
+        await has_records(gateway, 1)
+        assert gateway.records.only.outcome is Outcome.CANCELLED
+        writer.close()
+
+
 async def test_is_not_worth_a_line_in_the_log(stub_engine, caplog):
     """It happens all the time, also just before a write; only the statistics count it."""
     kit = stub_engine

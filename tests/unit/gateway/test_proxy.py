@@ -12,8 +12,10 @@ from gateway.record import Outcome
 from policies.config import LimitsConfig
 from prefix_store.events import BlocksLoaded
 from prefix_store.hashing import routing_root
+from prefix_store.residency import Holder, Match, Medium
 
 CHAT = "/v1/chat/completions"
+DEVICE = Holder("engine-0", Medium.DEVICE)
 
 
 async def test_body_goes_to_the_engine_with_only_our_keys_changed(stub_engine):
@@ -148,7 +150,7 @@ async def test_record_of_a_stream(stub_engine):
     """Prompt tokens by source, first token by part: all from what the engine reported."""
     kit = stub_engine
     async with kit.open_gateway(kit.streams(kit.STREAM)) as gateway:
-        gateway.loads.reports["r-1"] = BlocksLoaded("chatcmpl-r-1-abcd", 32, 1, 0.001, True)
+        gateway.loads.report = BlocksLoaded("x", 32, 32, 1, 0.001)
         headers = {"x-request-id": "r-1"}
         async with gateway.client.post(
             CHAT, json=kit.chat(stream=True), headers=headers
@@ -175,12 +177,14 @@ async def test_record_of_a_stream(stub_engine):
 
 
 async def test_record_of_a_whole_answer(stub_engine):
-    """Delivered tokens go into the header; time to first token is the sum of what was measured."""
+    """Delivered and predicted tokens go into headers; time to first token is the sum of what was
+    measured."""
     kit = stub_engine
     async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
+        gateway.residency.answer = Match(3, {DEVICE: 1})
         async with gateway.client.post(CHAT, json=kit.chat()) as response:
             assert response.headers["x-headstart-cached-tokens"] == "64"
-            assert response.headers["x-headstart-predicted-tokens"] == "64"
+            assert response.headers["x-headstart-predicted-tokens"] == "32"
         await gateway.settled()
         record = gateway.records.only
     assert record.outcome is Outcome.OK
@@ -190,18 +194,41 @@ async def test_record_of_a_whole_answer(stub_engine):
     assert first.delivery_s is None
 
 
-async def test_failed_or_repeated_loads_are_no_reuse(stub_engine):
-    """A load that failed, or came after a preemption, saved nothing."""
+@pytest.mark.parametrize(
+    ("good", "promised", "device", "memory"),
+    [
+        (32, 32, 32, 32),
+        (32, 64, 0, 32),  # one of two blocks failed: it came from nowhere
+        (0, 64, 0, 0),
+        (0, 32, 32, 0),
+        (96, 96, 0, 64),  # of a longer prompt in the same body
+        (0, 96, 0, 0),
+    ],
+)
+async def test_what_failed_to_load_is_no_reuse(stub_engine, good, promised, device, memory):
+    """The engine counts what was promised as cached, 64 tokens here, but computes the rest."""
     kit = stub_engine
     async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
-        gateway.loads.reports["a"] = BlocksLoaded("a", 32, 1, 0.1, ok=False)
-        gateway.loads.reports["b"] = BlocksLoaded("b", 32, 1, 0.1, ok=True, preempted=True)
-        for request_id in "ab":
-            headers = {"x-request-id": request_id}
+        gateway.loads.report = BlocksLoaded("x", good, promised, 1, 0.1)
+        async with gateway.client.post(CHAT, json=kit.chat()):
+            pass
+        await gateway.settled()
+        prompt = gateway.records.only.prompt
+    assert (prompt.delivered_device, prompt.delivered_memory) == (device, memory)
+
+
+async def test_loads_are_asked_for_by_the_id_that_the_engine_got(stub_engine):
+    """Not by the client's: two clients may send the same."""
+    kit = stub_engine
+    async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
+        for _ in range(2):
+            headers = {"x-request-id": "same"}
             async with gateway.client.post(CHAT, json=kit.chat(), headers=headers):
                 pass
         await gateway.settled()
-        assert [r.prompt.delivered_memory for r in gateway.records.all] == [0, 0]
+        sent = [r.json["kv_transfer_params"]["headstart.request_id"] for r in gateway.stub.received]
+        assert gateway.loads.asked == sent
+    assert len({*sent, "same"}) == 3
 
 
 async def test_a_block_that_ends_the_prompt_is_not_predicted(stub_engine):
@@ -308,20 +335,24 @@ async def test_headers_that_pass_and_headers_that_do_not(stub_engine):
         assert name not in sent
 
 
-async def test_engine_errors_pass_in_openais_envelope(stub_engine):
-    """Status and body are the engine's."""
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(400, Outcome.REFUSED), (422, Outcome.REFUSED), (500, Outcome.ENGINE_ERROR)],
+)
+async def test_engine_errors_pass_in_openais_envelope(stub_engine, status, outcome):
+    """Status and body are the engine's; the client's mistakes are not booked as the engine's."""
     kit = stub_engine
     error = {
-        "error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
+        "error": {"message": "too long", "type": "BadRequestError", "param": None, "code": status}
     }
-    async with kit.open_gateway(kit.answers(error, status=400)) as gateway:
+    async with kit.open_gateway(kit.answers(error, status=status)) as gateway:
         async with gateway.client.post(CHAT, json=kit.chat(stream=True)) as response:
-            assert response.status == 400
+            assert response.status == status
             assert await response.json() == error
             assert response.headers["x-request-id"]
         await gateway.settled()
-        assert gateway.records.only.outcome is Outcome.ENGINE_ERROR
-        assert gateway.records.only.status == 400
+        assert gateway.records.only.outcome is outcome
+        assert gateway.records.only.status == status
 
 
 async def test_engine_errors_in_another_form_are_wrapped(stub_engine):
