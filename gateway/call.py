@@ -18,7 +18,7 @@ class LoadReports(Protocol):
     """What the engines' connectors reported about loads of stored blocks."""
 
     def take(self, request_id: str) -> BlocksLoaded | None:
-        """The report of a request, once; None when there was no load."""
+        """The report under a `Call.report_id`, once; None when there is none (yet)."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Call:
 
     def record(self, loads: LoadReports) -> RequestRecord:
         """The record, to be made once, at the end."""
-        loaded = loads.take(self.request_id)
+        loaded = loads.take(self.report_id) if self.report_id is not None else None
         prompt = self._prompt_tokens(loaded)
         usage = self.usage
         return RequestRecord(
@@ -93,15 +93,17 @@ class Call:
         if self.usage is None and self.prompt is None:
             return None
         cached = (self.usage.cached_tokens or 0) if self.usage else 0
-        counts = loaded is not None and loaded.ok and not loaded.preempted
-        memory = min(loaded.num_tokens, cached) if loaded is not None and counts else 0
+        # Cached as the engine counts it: its own blocks and all that a load promised. What failed
+        # to load is computed, so it is reused from nowhere.
+        promised = min(loaded.promised_tokens, cached) if loaded is not None else 0
+        memory = min(loaded.num_tokens, promised) if loaded is not None else 0
         match = self.match
         return PromptTokens(
             total=self.usage.prompt_tokens if self.usage else self._num_tokens,
             seen=self._reusable(match.seen_blocks if match else 0),
             available=self._reusable(match.available_blocks if match else 0),
             captured=self.predicted_tokens,
-            delivered_device=cached - memory,
+            delivered_device=cached - promised,
             delivered_memory=memory,
         )
 

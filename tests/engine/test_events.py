@@ -25,6 +25,8 @@ BLOCK = 32
 DEVICE = Holder("engine-0", Medium.DEVICE)
 MEMORY = Holder("store-0", Medium.MEMORY)
 
+REPORT_ID = "headstart.request_id"
+
 NewPrompt = Callable[[int], list[int]]
 
 
@@ -184,7 +186,7 @@ async def test_late_subscriber_learns_the_same(engine_stack: Any, new_prompt: Ne
 
 
 async def test_load_reports_reach_their_request(engine_stack: Any, new_prompt: NewPrompt) -> None:
-    """The id that the gateway gave is found in the engine's own, for completions and for chat."""
+    """Under the id that the gateway gave, for completions and for chat."""
     prompt = new_prompt(300)
     messages = [{"role": "user", "content": f"{uuid.uuid4()} " * 20}]
     chat = {"model": engine_stack.model, "messages": messages, "max_tokens": 2, "temperature": 0}
@@ -196,8 +198,10 @@ async def test_load_reports_reach_their_request(engine_stack: Any, new_prompt: N
         await asyncio.sleep(0.5)
         await asyncio.to_thread(engine_stack.forget_device)
         one, two = str(uuid.uuid4()), str(uuid.uuid4())
-        await complete(engine_stack, prompt, max_tokens=2, request_id=one)
-        answer = await asyncio.to_thread(engine_stack.post, chat_url, {**chat, "request_id": two})
+        await complete(engine_stack, prompt, max_tokens=2, kv_transfer_params={REPORT_ID: one})
+        answer = await asyncio.to_thread(
+            engine_stack.post, chat_url, {**chat, "kv_transfer_params": {REPORT_ID: two}}
+        )
         await until(lambda: len(follower.loads) == 2)
         loaded = follower.loads.take(one)
         assert loaded is not None

@@ -242,7 +242,7 @@ async def test_load_reports_go_elsewhere(tmp_path: Path) -> None:
         store.start()
         sink = SetSink()
         loads: list[BlocksLoaded] = []
-        loaded = BlocksLoaded("chatcmpl-x", 32, 100, 0.1, ok=True)
+        loaded = BlocksLoaded("x", 32, 32, 100, 0.1)
         subscriber = EventSubscriber(
             "s", store.events, store.replay, sink, loads=loads.append, publisher_binds=True
         )
