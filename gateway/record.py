@@ -25,7 +25,7 @@ class PromptTokens:
     total: int
     """As the engine reports it; our own count where the engine reported nothing."""
     seen: int
-    """In full blocks that this gateway has seen before, wherever they are now."""
+    """In full blocks that somebody has computed before, wherever they are now."""
     available: int
     """In blocks resident anywhere when the request arrived."""
     captured: int
@@ -42,7 +42,11 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Time to first token and its parts, in seconds; a part is None when the engine is silent."""
+    """Time to first token and its parts, in seconds; a part is None when the engine is silent.
+
+    The first token of an answer that is not streamed cannot be seen: there, `ttft_s` is gateway +
+    queue + prefill as measured, a lower bound, and `delivery_s` is None.
+    """
 
     ttft_s: float
     """From the end of the request's body to the first token (not the role chunk)."""

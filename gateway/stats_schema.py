@@ -47,9 +47,10 @@ class PromptTokenCounts(Stats):
 
     total: Count = Field(description="Prompt tokens of requests that ended ok.")
     never_seen: Count = Field(
-        description="Not in a full block that the gateway has seen: nothing could be reused."
+        description="Not in a full block that an engine or the store is known to have had: "
+        "nothing could be reused."
     )
-    evicted: Count = Field(description="Seen before, but resident nowhere any more.")
+    evicted: Count = Field(description="Resident once, but nowhere any more.")
     elsewhere: Count = Field(description="Resident, but not where the request was sent.")
     not_delivered: Count = Field(
         description="Resident where the request was sent, yet the engine computed them again."

@@ -14,7 +14,7 @@ class Waterfall:
     total: int
     never_seen: int
     evicted: int
-    """Seen before, resident nowhere any more."""
+    """Resident once, resident nowhere any more."""
     elsewhere: int
     """Resident, but not on the path that was chosen."""
     not_delivered: int

@@ -11,7 +11,10 @@ from prefix_store.base import BlockHash
 from prefix_store.index import Node, RadixIndex
 
 MASK_BYTES = 48
-"""Memory of one node's bit mask (upper bound for 128 holders)."""
+"""Memory of one node's bit mask (upper bound for 125 holders)."""
+
+_ONCE_RESIDENT = 1
+"""Bit of a mask: some holder has had the block. Stays when they lose it."""
 
 
 class Medium(enum.StrEnum):
@@ -37,7 +40,8 @@ class Match:
     """What is known of one prompt. All lengths are contiguous runs of blocks from its start."""
 
     seen_blocks: int
-    """Seen before, wherever they are now; at least as long as the run of any holder."""
+    """Computed before: some holder has had them, wherever they are now. At least as long as the
+    run of any holder."""
     by_holder: Mapping[Holder, int]
     """Only holders that have at least the first block."""
 
@@ -52,7 +56,7 @@ class ResidencyStats:
     """Counts since the start, and sizes now."""
 
     nodes: int
-    """Blocks known, resident or only seen."""
+    """Blocks known: resident, resident once, or only asked for."""
     resident_blocks: Mapping[Holder, int]
     memory_bytes: int
     capacity_bytes: int
@@ -65,14 +69,16 @@ class ResidencyStats:
 
 class Residency:
     """Blocks x holders, on a radix index whose values are bit masks of holders. A block that was
-    seen and is resident nowhere stays as a ghost until it is evicted, so that "never seen" and
-    "evicted" are told apart. Plain calls: atomic on an event loop."""
+    resident once and is nowhere now stays as a ghost until it is evicted, so that "never seen" and
+    "evicted" are told apart; a prompt that was only asked for may never have been computed, and
+    counts as never seen. Plain calls: atomic on an event loop."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._index = RadixIndex[int](LruEviction())
         self._bits: dict[Holder, int] = {}
-        """Holder -> its mask, one bit set. Bits of holders that left are given out again."""
+        """Holder -> its mask, one bit set, never the lowest. Bits of holders that left are given
+        out again."""
         self._resident: dict[Holder, int] = {}
         self._evicted = 0
         self._evicted_resident = 0
@@ -106,7 +112,7 @@ class Residency:
         for block_hash in hashes:
             node = self._index.insert(parent, block_hash, 0)
             if not node.value & bit:
-                node.value |= bit
+                node.value |= bit | _ONCE_RESIDENT
                 added += 1
             parent = block_hash
         self._resident[holder] += added
@@ -145,7 +151,8 @@ class Residency:
         return self._index.memory_bytes + len(self._index) * MASK_BYTES
 
     def _match(self, nodes: Sequence[Node[int]]) -> Match:
-        """What the holders have of a known run."""
+        """What the holders have, and had, of a known run."""
+        seen = 0
         ends: list[tuple[int, int]] = []
         mask = nodes[0].value if nodes else 0
         for position, node in enumerate(nodes):
@@ -156,19 +163,18 @@ class Residency:
                 if not mask:
                     break
         ends.append((mask, len(nodes)))
-        by_holder = {
-            holder: length
-            for lost, length in ends
-            if lost
-            for holder, bit in self._bits.items()
-            if lost & bit
-        }
-        return Match(seen_blocks=len(nodes), by_holder=by_holder)
+        by_holder: dict[Holder, int] = {}
+        for lost, length in ends:
+            if lost & _ONCE_RESIDENT:
+                seen = length
+            if lost > _ONCE_RESIDENT:
+                by_holder.update((h, length) for h, bit in self._bits.items() if lost & bit)
+        return Match(seen_blocks=seen, by_holder=by_holder)
 
     def _bit(self, holder: Holder) -> int:
         bit = self._bits.get(holder)
         if bit is None:
-            taken = 0
+            taken = _ONCE_RESIDENT
             for other in self._bits.values():
                 taken |= other
             bit = ~taken & (taken + 1)
@@ -185,7 +191,7 @@ class Residency:
 
     def _forget(self, node: Node[int]) -> None:
         self._evicted += 1
-        if not node.value:
+        if node.value <= _ONCE_RESIDENT:
             return
         self._evicted_resident += 1
         for holder, bit in self._bits.items():

@@ -26,12 +26,13 @@ def prefixes(path: Path) -> list[Path]:
 
 
 class ResidencyMachine(RuleBasedStateMachine):
-    """The model: paths seen, and for each holder the set of paths that it has."""
+    """The model: paths known, paths that were resident once, and what each holder has."""
 
     def __init__(self) -> None:
         super().__init__()
         self.residency = Residency(1024**2)
         self.seen: set[Path] = set()
+        self.once: set[Path] = set()
         self.held: dict[Holder, set[Path]] = {}
 
     @rule(path=paths)
@@ -48,6 +49,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         if start and path[:start] not in self.seen:
             return
         self.seen.update(prefixes(path)[start:])
+        self.once.update(prefixes(path)[start:])
         self.held.setdefault(holder, set()).update(prefixes(path)[start:])
 
     @rule(holder=holders, path=paths)
@@ -63,7 +65,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(path=paths)
     def match(self, path: Path) -> None:
         match = self.residency.match(chain_of(path))
-        assert match.seen_blocks == self.run(path, self.seen)
+        assert match.seen_blocks == self.run(path, self.once)
         expected = {h: self.run(path, held) for h, held in self.held.items()}
         assert match.by_holder == {h: n for h, n in expected.items() if n}
 
