@@ -31,6 +31,8 @@ class LeanClient(asyncio.Protocol):
         self._answer = bytearray()
         self._first_token: float | None = None
         self._ended: asyncio.Future[float] | None = None
+        self.closed = False
+        """The server has closed it; it may do so when nothing was asked for a while."""
 
     @classmethod
     async def connect(cls, url: str) -> LeanClient:
@@ -71,6 +73,7 @@ class LeanClient(asyncio.Protocol):
             self._ended.set_result(now)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(exc or ConnectionResetError("the server hung up"))
 

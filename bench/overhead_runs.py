@@ -61,6 +61,8 @@ async def paired(urls: Mapping[str, str], requests: Requests, runs: int) -> Pair
     order = list(urls)
     for _ in range(runs):
         for target in order:
+            if clients[target].closed:
+                clients[target] = await LeanClient.connect(urls[target])
             timing = await clients[target].ask(requests(urls[target]))
             ttft_s[target].append(timing.ttft_s)
         order.append(order.pop(0))
