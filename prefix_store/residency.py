@@ -11,7 +11,7 @@ from prefix_store.base import BlockHash
 from prefix_store.index import Node, RadixIndex
 
 MASK_BYTES = 48
-"""Memory of one node's bit mask (upper bound for 125 holders)."""
+"""Memory of one node's bit mask (upper bound for 128 holders)."""
 
 _ONCE_RESIDENT = 1
 """Bit of a mask: some holder has had the block. Stays when they lose it."""
