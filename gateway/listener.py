@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from gateway.connection import Connection
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _BACKLOG = 1024
@@ -40,16 +42,12 @@ class Listener:
     def __init__(self, handler: Handler, *, header_timeout_s: float, idle_timeout_s: float) -> None:
         self._handler = handler
         self._header_timeout_s = header_timeout_s
+        self._idle_timeout_s = idle_timeout_s
         # Leaving clients cancel their handler at once, which closes the way to the engine.
-        self._http = web.Server(
-            self._handle,
-            handler_cancellation=True,
-            keepalive_timeout=idle_timeout_s,
-            access_log=None,
-            logger=_logger(),
-        )
+        self._http = web.Server(self._handle, handler_cancellation=True)
+        self._logger = _logger()
         self._server: asyncio.Server | None = None
-        self._greetings: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self._greetings: dict[Connection, asyncio.TimerHandle] = {}
         """Connections that have not yet sent the head of their first request."""
         self._running: set[asyncio.Task[object]] = set()
 
@@ -81,21 +79,33 @@ class Listener:
             timer.cancel()
         self._greetings.clear()
 
-    def _connection(self) -> web.RequestHandler:
-        connection = self._http()
+    def _connection(self) -> Connection:
+        connection = Connection(
+            self._http,
+            self._ended,
+            keepalive_timeout_s=self._idle_timeout_s,
+            logger=self._logger,
+        )
         self._greetings[connection] = asyncio.get_running_loop().call_later(
             self._header_timeout_s, self._too_slow, connection
         )
         return connection
 
-    def _too_slow(self, connection: web.RequestHandler) -> None:
+    def _too_slow(self, connection: Connection) -> None:
         del self._greetings[connection]
         connection.force_close()
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        timer = self._greetings.pop(request.protocol, None)
+    def _ended(self, connection: Connection) -> None:
+        self._greeted(connection)
+
+    def _greeted(self, connection: Connection) -> None:
+        timer = self._greetings.pop(connection, None)
         if timer is not None:
             timer.cancel()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request.protocol, Connection)
+        self._greeted(request.protocol)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)

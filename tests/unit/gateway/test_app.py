@@ -257,6 +257,52 @@ async def test_noise_instead_of_http_is_one_line_in_the_log(stub_engine, caplog)
     assert not [r for r in caplog.records if r.exc_info]
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+    ],
+)
+async def test_broken_http_is_answered_like_every_error(stub_engine, caplog, head):
+    """Envelope, request id and our name; the connection ends, the log has one line."""
+    kit = stub_engine
+    caplog.set_level(logging.INFO)
+    async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(head)
+        answer = await reader.read()
+        writer.close()
+    first, _, body = answer.partition(b"\r\n\r\n")
+    status, *headers = first.split(b"\r\n")
+    assert b" 400 " in status
+    named = dict(header.lower().split(b": ", 1) for header in headers)
+    assert named[b"server"] == b"headstart"
+    assert named[b"x-request-id"].startswith(b"req-")
+    assert named[b"content-type"].startswith(b"application/json")
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("the request is not valid HTTP: ")
+    assert "\n" not in error["message"]
+    lines = [r for r in caplog.records if r.name == "gateway.http"]
+    assert [r.exc_info for r in lines] == [None]
+
+
+async def test_connections_that_close_without_a_request_leave_nothing(stub_engine):
+    """No timer waits for the head that never comes."""
+    kit = stub_engine
+    async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
+        for _ in range(10):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(5):
+            while gateway.listener._greetings:  # noqa: ASYNC110 - closing has no event here
+                await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: "])
 async def test_heads_that_never_end_are_hung_up_on(stub_engine, sent):
     """Slow loris at the headers."""
