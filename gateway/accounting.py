@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gateway import tally
 from gateway.gauges import Gauges, ReplicaGauges
-from gateway.prefill_curve import Prediction, PrefillCurve
+from gateway.prefill_curve import PrefillCurve
 from gateway.record import FirstToken, Outcome, RequestRecord
 from gateway.stats_schema import CacheStats, CurvePoint, ReplicaStats, ScopeStats, WindowsStats
 from gateway.waterfall import Waterfall, waterfall
@@ -74,9 +74,11 @@ class Accounting:
         # An engine computes at least the last token itself, so a block must end before it.
         tally.add_prompt(cells, steps, too_short=steps.total <= self._block_size)
         if record.first_token is not None:
-            saving = _learn(ledger.curve, steps, record.first_token)
+            saving = _learn(ledger.curve, steps, record.first_token, record.load_s)
             if saving is not None:
                 tally.add_saving(cells, saving)
+        if record.load_s and not steps.delivered:
+            tally.add_loss(cells, record.load_s)
 
     def snapshot(self, *, gauges: Gauges) -> CacheStats:
         """Everything as it stands now; takes about 2 ms a replica, so not for every request."""
@@ -114,15 +116,18 @@ class Accounting:
         return max(0.0, self._clock() - self._started_at)
 
 
-def _learn(curve: PrefillCurve, steps: Waterfall, first: FirstToken) -> Prediction | None:
-    """Teaches the curve; the saving of a hit, judged by what was known before it."""
+def _learn(
+    curve: PrefillCurve, steps: Waterfall, first: FirstToken, load_s: float
+) -> tally.Saving | None:
+    """Teaches the curve; the saving of a hit, judged by what was known before it. The engine's
+    prefill time begins after the load."""
     if first.prefill_s is None:
         return None
     saving = None
     if steps.delivered > 0:
         cold = curve.predict(steps.total)
         if cold is not None:
-            saving = Prediction(max(0.0, cold.prefill_s - first.prefill_s), cold.error_s)
+            saving = tally.Saving(cold.prefill_s - first.prefill_s - load_s, cold.error_s)
     curve.observe(steps.uncached, steps.delivered, first.prefill_s)
     return saving
 

@@ -81,6 +81,7 @@ class Call:
             prompt=prompt,
             first_token=self._first_token(),
             output_tokens=(usage.completion_tokens or 0) if usage else 0,
+            load_s=loaded.duration_s if loaded is not None else 0.0,
             rendering_mismatch=(
                 usage is not None
                 and self.prompt is not None

@@ -91,7 +91,7 @@ def measure(gateway_url: str, model: str, label: str, messages: list[dict[str, A
     old, new = before.prompt_tokens.delivered, after.prompt_tokens.delivered
     saved = None
     if after.prefill_saved.measured_requests > before.prefill_saved.measured_requests:
-        saved = (after.prefill_saved.saved_s or 0.0) - (before.prefill_saved.saved_s or 0.0)
+        saved = (after.prefill_saved.net_s or 0.0) - (before.prefill_saved.net_s or 0.0)
     return Measured(label, answer, new.device - old.device, new.memory - old.memory, saved)
 
 

@@ -126,8 +126,18 @@ _PLAIN: tuple[tuple[str, str, Callable[[WindowStats], float]], ...] = (
     ("unrendered_prompts", "Prompts that were not rendered.", lambda w: w.unrendered_prompts),
     (
         "prefill_saved_seconds",
-        "Prefill time saved by the hits that were measured.",
+        "Prefill time less load time saved by the hits that were measured.",
         lambda w: w.prefill_saved.saved_s or 0.0,
+    ),
+    (
+        "prefill_lost_seconds",
+        "What reuse cost where it was slower than a cold prefill.",
+        lambda w: w.prefill_saved.lost_s or 0.0,
+    ),
+    (
+        "losing_requests",
+        "Requests that reuse made slower.",
+        lambda w: w.prefill_saved.losing_requests,
     ),
     (
         "prefill_saved_error_seconds",

@@ -80,6 +80,9 @@ class RequestRecord:
     """None when the prompt was never rendered and the engine reported nothing."""
     first_token: FirstToken | None
     output_tokens: int
+    load_s: float = 0.0
+    """Seconds that loading stored blocks took, as the engine's connector reports; also of loads
+    that failed."""
     rendering_mismatch: bool = False
     """Our prompt length differs from the one that the engine reports."""
     unrendered: bool = False

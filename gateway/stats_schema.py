@@ -102,11 +102,17 @@ class FirstTokenTimes(Stats):
 
 class PrefillSaved(Stats):
     """Prefill time that reuse saved: what the measured curve of the replica says a cold prompt of
-    this length takes, less what the engine measured; at least 0 for each request."""
+    this length takes, less what the engine measured and less the time to load stored blocks. The
+    net saving is saved_s - lost_s."""
 
     saved_s: Seconds | None = Field(
-        description="Sum in seconds over the measured hits; 0 when nothing was reused; null when "
-        "there were no requests, or hits but no measured curve at their lengths."
+        description="Sum in seconds over the measured hits that were faster than cold; 0 when "
+        "nothing was reused; null when there were no requests, or hits but no measured curve at "
+        "their lengths."
+    )
+    lost_s: Seconds | None = Field(
+        description="Sum in seconds of what the others were slower than cold, and of loads of "
+        "which nothing was good. Null when saved_s is."
     )
     error_s: Seconds | None = Field(
         description="Error bar in seconds: the sum of one standard deviation of each prediction, "
@@ -117,6 +123,12 @@ class PrefillSaved(Stats):
         description="Hits that are not: the engine reported no prefill time, or no prompt of "
         "comparable length has been computed on this replica yet."
     )
+    losing_requests: Count = Field(description="Requests that are in lost_s.")
+
+    @property
+    def net_s(self) -> float | None:
+        """In seconds; below zero when reuse cost more than it brought."""
+        return None if self.saved_s is None else self.saved_s - (self.lost_s or 0.0)
 
 
 class WindowStats(Stats):

@@ -101,15 +101,17 @@ def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
 
 
 def _saved(saved: PrefillSaved) -> RenderableType:
-    if saved.saved_s is None or saved.error_s is None:
+    if saved.net_s is None or saved.error_s is None:
         text = "not known yet: no cold prompt of comparable length was measured"
     else:
         text = (
-            f"{_seconds(saved.saved_s)} \N{PLUS-MINUS SIGN} {_seconds(saved.error_s)}"
+            f"{_seconds(saved.net_s)} \N{PLUS-MINUS SIGN} {_seconds(saved.error_s)}"
             f" over {_requests_of(saved.measured_requests)}"
         )
         if saved.unmeasured_requests:
             text += f"; {saved.unmeasured_requests:,} more could not be measured"
+        if saved.losing_requests:
+            text += f"\n{_requests_of(saved.losing_requests)} lost {_seconds(saved.lost_s)} by it"
     return _section("Prefill saved", Text(text))
 
 
@@ -220,7 +222,7 @@ def _percent(share: float | None) -> str:
 def _seconds(value: float | None) -> str:
     if value is None:
         return _UNKNOWN
-    if value < 1:
+    if abs(value) < 1:
         return f"{value * 1000:.3g} ms"
     return f"{value:,.2f} s"
 

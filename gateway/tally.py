@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import MutableSequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway import histogram
-from gateway.prefill_curve import Prediction
 from gateway.record import FirstToken, Outcome, RequestRecord
 from gateway.stats_schema import (
     DeliveredTokens,
@@ -54,6 +54,8 @@ class Column(enum.IntEnum):
     SAVED_S = enum.auto()
     SAVED_ERROR_S = enum.auto()
     SAVED_REQUESTS = enum.auto()
+    LOST_S = enum.auto()
+    LOSING_REQUESTS = enum.auto()
     FIRST_TOKEN_S = enum.auto()
     """The first of len(PARTS) columns."""
 
@@ -68,6 +70,16 @@ _OUTCOMES = {
 }
 
 Cells = MutableSequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What reuse brought to one request, in seconds."""
+
+    net_s: float
+    """Below zero: it took longer than without reuse."""
+    error_s: float
+    """One standard deviation of the prediction in it."""
 
 
 def add_request(cells: Cells, record: RequestRecord) -> None:
@@ -95,11 +107,20 @@ def add_prompt(cells: Cells, steps: Waterfall, *, too_short: bool) -> None:
     cells[Column.UNPREDICTED_TOKENS] += steps.unpredicted
 
 
-def add_saving(cells: Cells, saving: Prediction) -> None:
-    """A hit whose saving could be measured."""
+def add_saving(cells: Cells, saving: Saving) -> None:
+    """A hit whose saving, or loss, could be measured."""
     cells[Column.SAVED_REQUESTS] += 1
-    cells[Column.SAVED_S] += saving.prefill_s
     cells[Column.SAVED_ERROR_S] += saving.error_s
+    if saving.net_s < 0:
+        add_loss(cells, -saving.net_s)
+    else:
+        cells[Column.SAVED_S] += saving.net_s
+
+
+def add_loss(cells: Cells, lost_s: float) -> None:
+    """A request that took longer than without reuse."""
+    cells[Column.LOSING_REQUESTS] += 1
+    cells[Column.LOST_S] += lost_s
 
 
 def add_first_token(cells: Cells, bins: Cells, first: FirstToken) -> None:
@@ -178,9 +199,11 @@ def _prefill_saved(cells: NDArray[np.float64]) -> PrefillSaved:
     known = measured > 0 or (hits == 0 and cells[Column.PROMPTS] > 0)
     return PrefillSaved(
         saved_s=float(cells[Column.SAVED_S]) if known else None,
+        lost_s=float(cells[Column.LOST_S]) if known else None,
         error_s=float(cells[Column.SAVED_ERROR_S]) if known else None,
         measured_requests=measured,
         unmeasured_requests=hits - measured,
+        losing_requests=round(float(cells[Column.LOSING_REQUESTS])),
     )
 
 

@@ -33,6 +33,7 @@ def request(
     prefill_s: float | None = 0.5,
     rendered: bool = True,
     mismatch: bool = False,
+    load_s: float = 0.0,
 ) -> RequestRecord:
     known = prefill_s is not None
     first = FirstToken(
@@ -64,6 +65,7 @@ def request(
         prompt=prompt if rendered else None,
         first_token=first if outcome is Outcome.OK else None,
         output_tokens=7,
+        load_s=load_s,
         rendering_mismatch=mismatch,
         unrendered=not rendered,
     )
@@ -194,12 +196,26 @@ def test_savings_are_predicted_cold_less_measured(clock: Clock) -> None:
     assert stats.replicas["a"].prefill_curve[0].observations == 5
 
 
-def test_a_hit_that_was_slower_than_cold_saves_nothing(clock: Clock) -> None:
-    """Floor 0 for each request."""
+def test_a_load_slower_than_cold_is_a_loss(clock: Clock) -> None:
+    """What a load takes is no saving, and a loss is not hidden behind the savings of others."""
     accounting = accounting_of(clock)
     accounting.record(request(prefill_s=0.5))
-    accounting.record(request(memory=960, prefill_s=0.9))
-    assert total_of(accounting).prefill_saved.saved_s == 0.0
+    accounting.record(request(memory=960, prefill_s=0.1, load_s=0.1))
+    accounting.record(request(memory=960, prefill_s=0.1, load_s=0.6))
+    saved = total_of(accounting).prefill_saved
+    assert (saved.measured_requests, saved.losing_requests) == (2, 1)
+    assert saved.saved_s == pytest.approx(0.3)
+    assert saved.lost_s == pytest.approx(0.2)
+    assert saved.net_s == pytest.approx(0.1)
+
+
+def test_a_load_that_failed_is_a_loss_without_any_curve(clock: Clock) -> None:
+    """Nothing was reused, and the time is gone."""
+    accounting = accounting_of(clock)
+    accounting.record(request(load_s=0.25))
+    saved = total_of(accounting).prefill_saved
+    assert (saved.saved_s, saved.lost_s, saved.losing_requests) == (0.0, 0.25, 1)
+    assert (saved.measured_requests, saved.unmeasured_requests) == (0, 0)
 
 
 def test_no_reuse_saves_exactly_nothing(clock: Clock) -> None:
@@ -208,7 +224,7 @@ def test_no_reuse_saves_exactly_nothing(clock: Clock) -> None:
     accounting.record(request(prefill_s=0.5))
     accounting.record(request(prefill_s=0.3))
     saved = total_of(accounting).prefill_saved
-    assert (saved.saved_s, saved.error_s) == (0.0, 0.0)
+    assert (saved.saved_s, saved.lost_s, saved.error_s) == (0.0, 0.0, 0.0)
 
 
 def test_rendering_troubles_are_counted(clock: Clock) -> None:

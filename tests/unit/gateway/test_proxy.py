@@ -213,8 +213,9 @@ async def test_what_failed_to_load_is_no_reuse(stub_engine, good, promised, devi
         async with gateway.client.post(CHAT, json=kit.chat()):
             pass
         await gateway.settled()
-        prompt = gateway.records.only.prompt
-    assert (prompt.delivered_device, prompt.delivered_memory) == (device, memory)
+        record = gateway.records.only
+    assert (record.prompt.delivered_device, record.prompt.delivered_memory) == (device, memory)
+    assert record.load_s == 0.1
 
 
 async def test_loads_are_asked_for_by_the_id_that_the_engine_got(stub_engine):
