@@ -22,15 +22,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
 )
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from engine_adapter.base import EngineAdapterError
 from engine_adapter.connector_orders import Orders
 from engine_adapter.connector_scheduler import SchedulerHalf
 from engine_adapter.connector_worker import WorkerHalf
-from engine_adapter.device import UnsupportedLayoutError
+from engine_adapter.device import PagedKV, UnsupportedLayoutError
 from engine_adapter.weights import WeightsError, weights_digest
 from prefix_store.base import Namespace
+from prefix_store.hashing import digest
 from prefix_store.link import StoreLink
 from prefix_store.record import RecordShape
 
@@ -86,12 +88,17 @@ class HeadstartConnector(KVConnectorBase_V1):
         engine = str(config.get_from_extra_config("headstart.engine_id", "engine"))
         name = f"{engine}/{role.name.lower()}"
         self._block_size: int = vllm_config.cache_config.block_size
-        self._link = StoreLink(Path(socket), name)
-        self._link.wait_first_try(FIRST_TRY_S)
-        self._scheduler = SchedulerHalf(self._link, self._block_size)
-        self._worker = WorkerHalf(self._link)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._link: StoreLink | None = None
         self._identity: WorkerIdentity | None = None
         self._failed_block_ids: set[int] = set()
+        if role is KVConnectorRole.WORKER:
+            self._worker = WorkerHalf(Path(socket), name)
+        else:
+            self._link = StoreLink(Path(socket), name)
+            self._link.wait_first_try(FIRST_TRY_S)
+            self._scheduler = SchedulerHalf(self._link, self._block_size)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -102,24 +109,27 @@ class HeadstartConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         try:
-            kv, shape = self._worker.register(
+            kv, shape = self._in_worker().register(
                 kv_caches, self._kv_cache_config.num_blocks, self._block_size
             )
-            namespace = self._namespace(kv.layout, str(next(iter(kv_caches.values())).dtype))
+            namespace = self._namespace(kv)
         except (UnsupportedLayoutError, WeightsError) as error:
             logger.error("Headstart stores nothing for this engine: %s", error)
-            return
-        self._identity = WorkerIdentity(namespace, shape)
-        logger.info(
-            "Headstart: blocks of %d tokens, %d bytes; weights %s, layout %s",
-            shape.num_tokens, shape.payload_bytes, namespace.weights, namespace.kv_layout,
-        )  # fmt: skip
+        except Exception:
+            # An engine without a store is better than none.
+            logger.exception("Headstart stores nothing for this engine: its KV cache is unknown")
+        else:
+            self._identity = WorkerIdentity(namespace, shape)
+            logger.info(
+                "Headstart: blocks of %d tokens, %d bytes; weights %s, layout %s",
+                shape.num_tokens, shape.payload_bytes, namespace.weights, namespace.kv_layout,
+            )  # fmt: skip
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._identity
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        self._worker.start_loads(self._orders().loads)
+        self._in_worker().start_loads(self._orders().loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -134,10 +144,10 @@ class HeadstartConnector(KVConnectorBase_V1):
         return
 
     def wait_for_save(self) -> None:
-        self._worker.save(self._orders().saves)
+        self._in_worker().save(self._orders().saves)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = self._worker.take_results()
+        results = self._in_worker().take_results()
         for result in results:
             self._failed_block_ids.update(result.failed_block_ids)
         return KVConnectorTransferResults(
@@ -155,59 +165,93 @@ class HeadstartConnector(KVConnectorBase_V1):
     ) -> None:
         identity = metadata.get(0)
         if isinstance(identity, WorkerIdentity):
-            self._scheduler.introduce(identity.namespace, identity.shape)
+            self._in_scheduler().introduce(identity.namespace, identity.shape)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        num_tokens = self._scheduler.num_matched_tokens(request, num_computed_tokens)
+        try:
+            num_tokens = self._in_scheduler().num_matched_tokens(request, num_computed_tokens)
+        except Exception:
+            logger.exception("a look-up failed; the prompt is computed")
+            num_tokens = 0
         return num_tokens, num_tokens > 0
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._in_scheduler().allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return StepMetadata(self._scheduler.orders(scheduler_output))
+        try:
+            return StepMetadata(self._in_scheduler().orders(scheduler_output))
+        except Exception:
+            logger.exception("nothing is saved in this step")
+            return StepMetadata(Orders(loads=self._in_scheduler().take_loads()))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self._scheduler.loaded(
+        self._in_scheduler().loaded(
             connector_output.finished_recving or set(), connector_output.invalid_block_ids
         )
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._scheduler.finished(request)
+        self._in_scheduler().finished(request)
         return False, None
 
     def reset_cache(self) -> bool | None:
-        return self._scheduler.clear_store()
+        return self._in_scheduler().clear_store()
 
     # --- both ---
 
     def shutdown(self) -> None:
-        self._worker.close()
-        self._link.close()
+        if self._worker is not None:
+            self._worker.close()
+        if self._link is not None:
+            self._link.close()
+
+    def _in_worker(self) -> WorkerHalf:
+        assert self._worker is not None
+        return self._worker
+
+    def _in_scheduler(self) -> SchedulerHalf:
+        assert self._scheduler is not None
+        return self._scheduler
 
     def _orders(self) -> Orders:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, StepMetadata)
         return metadata.orders
 
-    def _namespace(self, layout: str, kv_dtype: str) -> Namespace:
-        model, parallel = self._vllm_config.model_config, self._vllm_config.parallel_config
+    def _namespace(self, kv: PagedKV) -> Namespace:
+        config = self._vllm_config
+        model, parallel = config.model_config, config.parallel_config
         return Namespace(
             weights=weights_digest(_model_dir(model.model, model.revision)),
             adapter="",
             dtype=str(model.dtype),
-            kv_dtype=f"{kv_dtype}/{self._vllm_config.cache_config.cache_dtype}",
-            kv_layout=layout,
+            computation=_computation(config, kv),
+            kv_dtype=config.cache_config.cache_dtype,
+            kv_layout=kv.layout,
             block_size=self._block_size,
             rank=parallel.rank,
             world_size=parallel.world_size,
         )
+
+
+def _computation(config: VllmConfig, kv: PagedKV) -> str:
+    """Digest of what changes KV values or their packing beyond weights, types and layout."""
+    model = config.model_config
+    return digest(
+        vllm.__version__,
+        str(model.quantization),
+        # With all overrides applied, such as another rope scaling.
+        model.hf_config.to_json_string(use_diff=False),
+        str(config.attention_config),
+        str(config.speculative_config.model if config.speculative_config else None),
+        kv.hardware,
+    ).hex()
 
 
 def _log_like_vllm() -> None:
@@ -247,8 +291,11 @@ def _check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
             f"engines of {parallel.world_size} ranks cannot use the store yet; run one rank for "
             "each replica, or set `store: null`"
         )
-    if len(kv_cache_config.kv_cache_groups) != 1:
+    groups = kv_cache_config.kv_cache_groups
+    # Subclasses may drop blocks in the middle of a prompt.
+    kept = [type(group.kv_cache_spec) in (FullAttentionSpec, MLAAttentionSpec) for group in groups]
+    if kept != [True]:
         raise EngineAdapterError(
-            "models with several KV cache groups (sliding windows, state spaces) cannot use the "
-            "store yet; set `store: null`"
+            "only models whose layers all attend to the whole prompt can use the store yet (not "
+            "those with sliding windows, chunked attention or state spaces); set `store: null`"
         )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEASE_MARGIN_S = 2.0
+MAX_ADAPTERS = 1024
 MISS_MEMORY_S = 0.05
 """A request that cannot be scheduled is asked about at every step; its miss is remembered."""
 
@@ -72,6 +73,7 @@ class SchedulerHalf:
         self._shape: RecordShape | None = None
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[LoadOrder] = []
+        self._adapters: dict[int, str | None] = {}
 
     def introduce(self, namespace: Namespace, shape: RecordShape) -> None:
         """What the worker's handshake said; before it, everything is a miss."""
@@ -122,11 +124,10 @@ class SchedulerHalf:
 
     def orders(self, output: SchedulerOutput) -> Orders:
         """Loads decided since the last step, and saves of the blocks that this step completes."""
-        orders = Orders(loads=self._loads)
-        self._loads = []
+        saves: list[SaveOrder] = []
         blocks = output.kv_connector_block_state
         if self._link.client() is None or self._shape is None or blocks is None:
-            return orders
+            return Orders(self.take_loads(), saves)
         for request_id, num_scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or tracked.num_saved is None:
@@ -139,9 +140,15 @@ class SchedulerHalf:
             if num_full <= tracked.num_saved:
                 continue
             block_ids = blocks.get_block_ids(request_id)
-            if block_ids is not None:
-                orders.saves.append(self._save_order(tracked, num_full, block_ids[0]))
-        return orders
+            # Block 0 is vLLM's placeholder for blocks that are not kept.
+            if block_ids is not None and 0 not in block_ids[0][tracked.num_saved : num_full]:
+                saves.append(self._save_order(tracked, num_full, block_ids[0]))
+        return Orders(self.take_loads(), saves)
+
+    def take_loads(self) -> list[LoadOrder]:
+        """Loads decided since the last call."""
+        loads, self._loads = self._loads, []
+        return loads
 
     def loaded(self, request_ids: set[str], failed_block_ids: set[int]) -> None:
         """Loads that ended. A request whose load failed computes and does not try again."""
@@ -179,19 +186,31 @@ class SchedulerHalf:
         if tracked is None:
             if self._namespace is None or request.mm_features or request.prompt_embeds is not None:
                 return None
-            adapter = ""
-            if request.lora_request is not None:
-                try:
-                    adapter = weights_digest(Path(request.lora_request.lora_path))
-                except (WeightsError, OSError) as error:
-                    logger.warning("adapter %s: %s", request.lora_request.lora_name, error)
-                    return None
+            adapter = self._adapter(request)
+            if adapter is None:
+                return None
             salt = request.cache_salt or ""
             root = hashing.namespace_root(replace(self._namespace, adapter=adapter), salt)
             tracked = _Tracked(request, root, salt)
             self._tracked[request.request_id] = tracked
         self._extend(tracked)
         return tracked
+
+    def _adapter(self, request: Request) -> str | None:
+        """Digest of the request's adapter; empty for none, None for one that cannot be read. Taken
+        once for each adapter that the engine loaded: what is on disk later is not what it uses."""
+        lora = request.lora_request
+        if lora is None:
+            return ""
+        if lora.lora_int_id not in self._adapters:
+            if len(self._adapters) >= MAX_ADAPTERS:
+                return None
+            try:
+                self._adapters[lora.lora_int_id] = weights_digest(Path(lora.lora_path))
+            except (WeightsError, OSError) as error:
+                logger.warning("adapter %s is not stored: %s", lora.lora_name, error)
+                self._adapters[lora.lora_int_id] = None
+        return self._adapters[lora.lora_int_id]
 
     def _extend(self, tracked: _Tracked) -> None:
         """Hash the blocks that became full since the last call."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,9 @@ from prefix_store.link import StoreLink
 from prefix_store.record import RecordShape
 
 logger = logging.getLogger(__name__)
+
+FIRST_TRY_S = 10.0
+"""An engine that starts with a store there uses it from its first request on."""
 
 MAX_SEALING = 64
 """Saves that are copied but not yet sealed; more are not saved."""
@@ -44,21 +48,29 @@ class LoadResult:
 class _Sealing:
     client: StoreClient
     transfer: Transfer
-    records: list[memoryview]
-    offsets: list[int]
+    records: list[_Record]
+    deadline: float
+    """time.monotonic() after which the places may belong to somebody else."""
     salt: str
 
 
-class WorkerHalf:
-    """Owns two threads; `close` ends them."""
+@dataclass(frozen=True, slots=True)
+class _Record:
+    ticket: int
+    block_hash: BlockHash
+    block_id: int
+    view: memoryview
 
-    def __init__(self, link: StoreLink) -> None:
-        self._link = link
-        self._kv: PagedKV | None = None
+
+class WorkerHalf:
+    """Owns the connection to the store and two threads; `close` ends them."""
+
+    def __init__(self, socket: Path, name: str) -> None:
+        self._socket = socket
+        self._name = name
+        self._link: StoreLink | None = None
         self._mover: BlockMover | None = None
         self._shape: RecordShape | None = None
-        self._adopted: StoreClient | None = None
-        self._adopting = threading.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="headstart-load")
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="headstart-seal")
         self._sealing = threading.BoundedSemaphore(MAX_SEALING)
@@ -67,11 +79,12 @@ class WorkerHalf:
     def register(
         self, kv_caches: Mapping[str, torch.Tensor], num_blocks: int, block_size: int
     ) -> tuple[PagedKV, RecordShape]:
-        """Take the engine's KV cache. Raises UnsupportedLayoutError."""
+        """Take the engine's KV cache and connect to the store. Raises UnsupportedLayoutError."""
         kv = PagedKV.of(kv_caches, num_blocks)
-        self._kv = kv
         self._mover = block_mover(kv)
         self._shape = RecordShape(block_size, kv.block_bytes)
+        self._link = StoreLink(self._socket, self._name, self._prepare)
+        self._link.wait_first_try(FIRST_TRY_S)
         return kv, self._shape
 
     def start_loads(self, orders: list[LoadOrder]) -> None:
@@ -102,65 +115,68 @@ class WorkerHalf:
         """End the threads; what is under way is finished first."""
         self._loader.shutdown(wait=True)
         self._sealer.shutdown(wait=True)
+        if self._link is not None:
+            self._link.close()
 
     def _client(self) -> StoreClient | None:
-        client = self._link.client()
-        if client is None or self._mover is None:
-            return None
-        with self._adopting:
-            if client is not self._adopted:
-                self._adopted = client
-                # Without pinned memory copies are slower, not wrong.
-                self._guarded(self._mover.adopt, client.arena.view)
-        return client
+        return self._link.client() if self._link is not None else None
+
+    def _prepare(self, client: StoreClient) -> None:
+        """Before a connection is used, in the link's thread. Without it copies are slower only."""
+        assert self._mover is not None
+        self._guarded(client.arena.populate)
+        self._guarded(self._mover.adopt, client.arena.view)
 
     def _save(self, client: StoreClient, order: SaveOrder) -> None:
         mover, shape = self._mover, self._shape
         assert mover is not None
         assert shape is not None
-        places = client.reserve(order.parent, order.is_root, order.hashes, shape.num_bytes)
-        parents: list[BlockHash] = [order.parent, *order.hashes]
-        block_ids, targets, offsets = [], [], []
-        for i, offset in enumerate(places):
-            if offset is None:
-                continue
-            target = client.arena.view[offset : offset + shape.num_bytes]
-            records.write_header(target, order.hashes[i], parents[i], order.tokens[i], shape)
-            block_ids.append(order.block_ids[i])
-            targets.append(target)
-            offsets.append(offset)
-        if not offsets:
+        asked = time.monotonic()
+        reserved = client.reserve(order.parent, order.is_root, order.hashes, shape.num_bytes)
+        taken = [(i, place) for i, place in enumerate(reserved.places) if place is not None]
+        if not taken:
             return
         if not self._sealing.acquire(blocking=False):
-            client.cancel(offsets)
+            client.cancel([place.ticket for _, place in taken])
             return
         try:
-            transfer = mover.gather(block_ids, [records.payload(t, shape) for t in targets])
+            parents = [order.parent, *order.hashes]
+            targets = []
+            for i, place in taken:
+                view = client.arena.view[place.offset : place.offset + shape.num_bytes]
+                records.write_header(view, order.hashes[i], parents[i], order.tokens[i], shape)
+                targets.append(_Record(place.ticket, order.hashes[i], order.block_ids[i], view))
+            transfer = mover.gather(
+                [target.block_id for target in targets],
+                [records.payload(target.view, shape) for target in targets],
+            )
         except BaseException:
             self._sealing.release()
-            client.cancel(offsets)
+            client.cancel([place.ticket for _, place in taken])
             raise
-        self._sealer.submit(
-            self._guarded, self._seal, _Sealing(client, transfer, targets, offsets, order.salt)
-        )
+        deadline = asked + reserved.expires_s
+        sealing = _Sealing(client, transfer, targets, deadline, order.salt)
+        self._sealer.submit(self._guarded, self._seal, sealing)
 
     def _seal(self, sealing: _Sealing) -> None:
         assert self._shape is not None
         try:
             sealing.transfer.wait()
-            for target in sealing.records:
-                records.seal(target, self._shape)
-            sealing.client.commit(sealing.offsets, sealing.salt)
+            for record in sealing.records:
+                if time.monotonic() >= sealing.deadline:
+                    return  # this process stood still, and the places are not ours any more
+                records.seal(record.view, record.block_hash, self._shape)
+            sealing.client.commit([record.ticket for record in sealing.records], sealing.salt)
         finally:
             self._sealing.release()
 
     def _load(self, order: LoadOrder) -> None:
         started = time.perf_counter()
         num_good = 0
-        client = None
+        client = self._client()
+        same_store = client is not None and client.welcome.incarnation == order.incarnation
         try:
-            client = self._client()
-            if client is not None and client.welcome.incarnation == order.incarnation:
+            if client is not None and same_store:
                 num_good = self._copy_in(client, order)
         except Exception:
             logger.exception("a load failed; its tokens are computed instead")
@@ -169,31 +185,56 @@ class WorkerHalf:
             num_good = 0
         self._results.put(LoadResult(order.request_id, order.block_ids[num_good:]))
         if client is not None:
-            self._guarded(self._report, client, order, num_good, time.perf_counter() - started)
+            lease = order.lease if same_store else 0
+            duration_s = time.perf_counter() - started
+            self._guarded(self._report, client, order, lease, num_good, duration_s)
 
     def _copy_in(self, client: StoreClient, order: LoadOrder) -> int:
         """Leading blocks that are good and copied."""
         mover, shape = self._mover, self._shape
         assert mover is not None
         assert shape is not None
-        verify = client.welcome.verify
         transfers = []
         num_good = 0
-        for i, offset in enumerate(order.offsets):
-            source = client.arena.view[offset : offset + shape.num_bytes]
-            # Checking brings the record into the processor's cache, from where it is copied.
-            if verify and not records.is_intact(source, shape):
-                logger.warning("a stored block is damaged; it is dropped and computed instead")
-                client.drop(order.hashes[i])
+        while num_good < len(order.offsets):
+            batch = range(num_good, min(num_good + mover.batch_blocks, len(order.offsets)))
+            good = self._intact(client, order, batch)
+            payloads = [records.payload(source, shape) for source in good]
+            first = batch.start
+            transfers.append(
+                mover.scatter(payloads, order.block_ids[first : first + len(payloads)])
+            )
+            num_good = first + len(good)
+            if len(good) < len(batch):
                 break
-            transfers.append(mover.scatter([records.payload(source, shape)], [order.block_ids[i]]))
-            num_good = i + 1
         for transfer in transfers:
             transfer.wait()
         return num_good
 
+    def _intact(self, client: StoreClient, order: LoadOrder, batch: range) -> list[memoryview]:
+        """The leading records of the batch that are what was sealed. Checking brings a record into
+        the processor's cache, from where it is copied."""
+        assert self._shape is not None
+        good: list[memoryview] = []
+        for i in batch:
+            offset = order.offsets[i]
+            source = client.arena.view[offset : offset + self._shape.num_bytes]
+            if client.welcome.verify and not records.is_intact(
+                source, order.hashes[i], self._shape
+            ):
+                logger.warning("a stored block is damaged; it is dropped and computed instead")
+                client.drop(order.hashes[i])
+                break
+            good.append(source)
+        return good
+
     def _report(
-        self, client: StoreClient, order: LoadOrder, num_good: int, duration_s: float
+        self,
+        client: StoreClient,
+        order: LoadOrder,
+        lease: int,
+        num_good: int,
+        duration_s: float,
     ) -> None:
         assert self._shape is not None
         loaded = BlocksLoaded(
@@ -204,7 +245,7 @@ class WorkerHalf:
             duration_s,
             order.preempted,
         )
-        client.release(order.lease, loaded)
+        client.release(lease, loaded)
 
     def _guarded(self, function: Callable[..., None], *args: object) -> None:
         """The outermost boundary of work that the engine must not suffer from."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
-import threading
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 
 from engine_adapter.base import EngineAdapterError
 from prefix_store.hashing import digest
+from prefix_store.prefault import prefault
 
 
 class UnsupportedLayoutError(EngineAdapterError):
@@ -33,6 +34,15 @@ class PagedKV:
     tensor: torch.Tensor
     layout: str
     """Fingerprint: equal for two engines exactly when a block's bytes mean the same."""
+
+    @property
+    def hardware(self) -> str:
+        """What may decide how attention packs its cache: the instruction set or the device."""
+        if self.tensor.device.type == "cuda":
+            return str(torch.cuda.get_device_capability(self.tensor.device))
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        return f"{platform.machine()} {flags.partition(':')[2]}"
 
     @property
     def block_bytes(self) -> int:
@@ -88,6 +98,9 @@ class Transfer(Protocol):
 class BlockMover(Protocol):
     """Copies whole blocks. Payloads are writable views of the arena, one for each block id."""
 
+    batch_blocks: int
+    """Blocks that are best scattered at once."""
+
     def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
         """Device to payloads. Later work of the engine waits for it; the caller need not."""
 
@@ -98,7 +111,8 @@ class BlockMover(Protocol):
         """Remember what the engine has under way now; called in the engine's own thread."""
 
     def adopt(self, arena: memoryview) -> None:
-        """Make this arena's memory fast for the device. Called once for each mapping."""
+        """Make copies from and to this arena fast. May take seconds; never in the engine's own
+        thread, and before anything of the arena is copied. Raises EngineAdapterError."""
 
 
 def block_mover(kv: PagedKV) -> BlockMover:
@@ -114,15 +128,15 @@ class _Done:
 
 
 class HostMover:
-    """The KV cache is host memory: one strided copy for each block, in the calling thread."""
+    """The KV cache is host memory: one strided copy for each block, in the calling thread. A
+    record that was just checked is copied while it is in the processor's cache, so one at a time.
+    """
+
+    batch_blocks = 1
 
     def __init__(self, kv: PagedKV) -> None:
         self._rows = kv.tensor.numpy()
-        storage = kv.tensor.untyped_storage()
-        settling = threading.Thread(
-            target=_settle, args=(storage,), name="headstart-settle", daemon=True
-        )
-        settling.start()
+        self._storage = kv.tensor.untyped_storage()
 
     def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
         shape = (self._rows.shape[0], self._rows.shape[2])
@@ -141,64 +155,62 @@ class HostMover:
         return
 
     def adopt(self, arena: memoryview) -> None:
-        return
-
-
-class _CudaTransfer:
-    def __init__(self, event: Any, keep: object) -> None:
-        self._event = event
-        self._keep = keep  # staging memory must outlive the copies that read it
-
-    def wait(self) -> None:
-        self._event.synchronize()
-        self._keep = None
+        # The KV cache, not the arena: the first load into each block would pay for its pages.
+        prefault(self._storage.data_ptr(), self._storage.nbytes(), huge=True)
 
 
 class CudaMover:
-    """The KV cache is on a CUDA device: one gather or scatter kernel for all layers and blocks,
-    one asynchronous copy for each block, on a stream of its own, from and to pinned memory."""
+    """The KV cache is on a CUDA device. Blocks go through two staging buffers on the device, one
+    for each direction and each on a stream of its own: one gather or scatter kernel for all layers
+    of a batch of blocks, one asynchronous copy for each block from or to pinned memory. The order
+    on a stream is what keeps a staging buffer from being overwritten too early."""
 
     def __init__(self, kv: PagedKV) -> None:
         wide = _widest(kv.tensor)
-        self._rows = kv.tensor.view(wide) if wide is not torch.uint8 else kv.tensor
+        rows = kv.tensor.view(wide) if wide is not torch.uint8 else kv.tensor
+        self._blocks = rows.transpose(0, 1)  # (blocks, layers, width)
         self._dtype = wide
         self._device = kv.tensor.device
-        self._stream = torch.cuda.Stream(self._device)
+        self.batch_blocks = max(1, min(64, _STAGING_BYTES // kv.block_bytes))
+        shape = (self.batch_blocks, *self._blocks.shape[1:])
+        self._out = torch.empty(shape, dtype=wide, device=self._device)
+        self._in = torch.empty(shape, dtype=wide, device=self._device)
+        self._out_stream = torch.cuda.Stream(self._device)
+        self._in_stream = torch.cuda.Stream(self._device)
         self._engine_work: Any = None
         self._pinned: Any = None
 
     def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
         engine = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(engine)
-        with torch.cuda.stream(self._stream):
-            ids = (
-                torch.tensor(block_ids, device="cpu")
-                .pin_memory()
-                .to(self._device, non_blocking=True)
-            )
-            staged = self._rows.index_select(1, ids).transpose(0, 1).contiguous()
-            for i, payload in enumerate(payloads):
-                self._host(payload).copy_(staged[i].view(-1), non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        engine.wait_event(event)  # the blocks may be freed and overwritten by the next step
-        return _CudaTransfer(event, (staged, ids))
+        self._out_stream.wait_stream(engine)
+        with torch.cuda.stream(self._out_stream):
+            for start in range(0, len(block_ids), self.batch_blocks):
+                batch = payloads[start : start + self.batch_blocks]
+                ids = self._ids(block_ids[start : start + self.batch_blocks])
+                torch.index_select(self._blocks, 0, ids, out=self._out[: len(batch)])
+                # The blocks may be freed and overwritten by the engine's next step, not sooner.
+                copied = torch.cuda.Event()
+                copied.record(self._out_stream)
+                for staged, payload in zip(self._out, batch, strict=False):
+                    self._host(payload).copy_(staged.view(-1), non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(self._out_stream)
+        engine.wait_event(copied)
+        return _CudaTransfer(done)
 
     def scatter(self, payloads: Sequence[memoryview], block_ids: Sequence[int]) -> Transfer:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with torch.cuda.device(self._device), torch.cuda.stream(self._in_stream):
             if self._engine_work is not None:
-                self._stream.wait_event(self._engine_work)
-            layers, _, width = self._rows.shape
-            staged = torch.empty(
-                (len(block_ids), layers, width), dtype=self._dtype, device=self._device
-            )
-            for i, payload in enumerate(payloads):
-                staged[i].view(-1).copy_(self._host(payload), non_blocking=True)
-            ids = torch.tensor(block_ids, device=self._device)
-            self._rows.index_copy_(1, ids, staged.transpose(0, 1))
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return _CudaTransfer(event, (staged, ids))
+                self._in_stream.wait_event(self._engine_work)
+            for start in range(0, len(block_ids), self.batch_blocks):
+                batch = payloads[start : start + self.batch_blocks]
+                ids = self._ids(block_ids[start : start + self.batch_blocks])
+                for staged, payload in zip(self._in, batch, strict=False):
+                    staged.view(-1).copy_(self._host(payload), non_blocking=True)
+                self._blocks.index_copy_(0, ids, self._in[: len(batch)])
+            done = torch.cuda.Event()
+            done.record(self._in_stream)
+        return _CudaTransfer(done)
 
     def mark(self) -> None:
         event = torch.cuda.Event()
@@ -208,6 +220,8 @@ class CudaMover:
     def adopt(self, arena: memoryview) -> None:
         cuda = torch.cuda.cudart()
         if self._pinned is not None:
+            self._out_stream.synchronize()
+            self._in_stream.synchronize()
             cuda.cudaHostUnregister(ctypes.addressof(self._pinned))
         # This object keeps the mapping alive for as long as the driver knows its pages.
         self._pinned = ctypes.c_char.from_buffer(arena)
@@ -215,31 +229,27 @@ class CudaMover:
         if status not in (0, _ALREADY_REGISTERED):
             self._pinned = None
             raise EngineAdapterError(
-                f"CUDA cannot pin the store's arena (error {status}); raise the limit of locked "
-                "memory (ulimit -l, or `ulimits: memlock` in a container)"
+                f"CUDA cannot pin the store's arena (error {status}), so copies are slow; raise "
+                "the limit of locked memory (ulimit -l, or `ulimits: memlock` in a container)"
             )
+
+    def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
+        pinned = torch.tensor(block_ids, device="cpu").pin_memory()
+        return pinned.to(self._device, non_blocking=True)
 
     def _host(self, payload: memoryview) -> torch.Tensor:
         return torch.frombuffer(payload, dtype=self._dtype)
 
 
-def _settle(storage: torch.UntypedStorage) -> None:
-    """Have the kernel map the whole KV cache now, in large pages where it can: otherwise the first
-    load into each block pays for thousands of page faults. Changes no byte."""
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
-    for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
-        for at in range(start, stop, _SETTLE_BYTES):
-            length = min(_SETTLE_BYTES, stop - at)
-            if madvise(ctypes.c_void_p(at), ctypes.c_size_t(length), advice) != 0:
-                break  # an older kernel: pages come at their first touch
+class _CudaTransfer:
+    def __init__(self, done: torch.cuda.Event) -> None:
+        self._done = done
+
+    def wait(self) -> None:
+        self._done.synchronize()
 
 
-_MADV_HUGEPAGE = 14
-_MADV_POPULATE_WRITE = 23
-_SETTLE_BYTES = 64 * 1024**2
-
+_STAGING_BYTES = 64 * 1024**2
 _ALREADY_REGISTERED = 712
 
 

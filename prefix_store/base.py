@@ -21,6 +21,9 @@ class Namespace:
     adapter: str
     """Content digest of the LoRA adapter; empty for the base model."""
     dtype: str
+    computation: str
+    """Digest of what else changes KV values or their packing: engine version, quantization,
+    configuration overrides, attention backend, instruction set or device."""
     kv_dtype: str
     kv_layout: str
     """Layout fingerprint: layer names in order, shape and strides of one block of one layer."""

@@ -81,17 +81,17 @@ class StoreClient:
 
     def reserve(
         self, parent: BlockHash, is_root: bool, hashes: list[BlockHash], record_bytes: int
-    ) -> list[int | None]:
-        """Offsets of new records for a run of blocks; None where there is nothing to write."""
+    ) -> protocol.Reserved:
+        """Places for the records of a run of blocks; None where there is nothing to write."""
         joined = protocol.join_hashes(hashes)
         request = protocol.Reserve(parent, is_root, joined, record_bytes)
-        return self._ask(request, protocol.Reserved).offsets
+        return self._ask(request, protocol.Reserved)
 
-    def commit(self, offsets: Sequence[int], salt: str) -> None:
-        self._tell(protocol.Commit(list(offsets), salt))
+    def commit(self, tickets: Sequence[int], salt: str) -> None:
+        self._tell(protocol.Commit(list(tickets), salt))
 
-    def cancel(self, offsets: Sequence[int]) -> None:
-        self._tell(protocol.Cancel(list(offsets)))
+    def cancel(self, tickets: Sequence[int]) -> None:
+        self._tell(protocol.Cancel(list(tickets)))
 
     def release(self, lease: int, loaded: BlocksLoaded | None = None) -> None:
         self._tell(protocol.Release(lease, loaded))

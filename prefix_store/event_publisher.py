@@ -14,7 +14,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -80,12 +80,13 @@ class EventPublisher:
         endpoint: str,
         replay_endpoint: str,
         *,
-        snapshot: Callable[[], list[KVEvent]],
+        snapshot: Callable[[], Awaitable[list[KVEvent]]],
         buffer_batches: int = 10_000,
         buffer_bytes: int = 16 * 1024**2,
     ) -> None:
         """Bind both endpoints (ipc:// or tcp://). `snapshot` returns a BlockStored for everything
-        resident, parents first. Raises EndpointInUseError."""
+        that was resident when it was called, parents first; it may take its time and leave out
+        what went meanwhile. Raises EndpointInUseError."""
         self._endpoints = (endpoint, replay_endpoint)
         self._snapshot = snapshot
         self._buffer: deque[_Published] = deque()
@@ -184,13 +185,13 @@ class EventPublisher:
             self._buffered_bytes -= len(self._buffer.popleft().payload)
 
     async def _replay(self, client: bytes, wanted: int) -> None:
-        """The answer is put together in one go, before anything else can be published: what is
-        published while it is being sent reaches the asker live, with the sequences that follow."""
+        """What the answer covers is fixed when it is asked for: what is published while it is put
+        together and sent reaches the asker live, with the sequences that follow."""
         self._replays += 1
         first = self._buffer[0].sequence if self._buffer else self._next
         if wanted < first:
             self._snapshots += 1
-            answer = self._snapshot_batches()
+            answer = await self._snapshot_batches()
         else:
             answer = [each for each in self._buffer if each.sequence >= wanted]
         for number, each in enumerate(answer, start=1):
@@ -200,20 +201,21 @@ class EventPublisher:
                 await asyncio.sleep(0)
         await self._router.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
 
-    def _snapshot_batches(self) -> list[_Published]:
-        """Everything resident, as batches that end with the last published sequence and carry its
-        time. So they look like the history that is gone: a subscriber goes on with the next live
-        batch, and whoever compares sequence and time finds them equal to what was published."""
-        parts = list(_split([AllBlocksCleared(), *self._snapshot()]))
-        room = self._next
+    async def _snapshot_batches(self) -> list[_Published]:
+        """Everything resident, as batches that end with the sequence last published now and carry
+        its time. So they look like the history that is gone: a subscriber goes on with the next
+        live batch, and whoever compares sequence and time finds them equal to what was published.
+        """
+        room, ts = self._next, self._last_ts
+        parts = list(_split([AllBlocksCleared(), *await self._snapshot()]))
         if len(parts) > room:
             rest = [event for part in parts[room - 1 :] for event in part]
             parts[room - 1 :] = [rest]
-        start = self._next - len(parts)
-        return [
-            _Published(start + number, self._last_ts, _encode(self._last_ts, part))
-            for number, part in enumerate(parts)
-        ]
+        batches = []
+        for sequence, part in enumerate(parts, start=room - len(parts)):
+            batches.append(_Published(sequence, ts, _encode(ts, part)))
+            await asyncio.sleep(0)
+        return batches
 
 
 def _frames(topic: bytes, sequence: int, payload: bytes) -> tuple[bytes, bytes, bytes]:

@@ -41,6 +41,7 @@ def namespace_root(namespace: Namespace, salt: str) -> BlockHash:
         n.weights,
         n.adapter,
         n.dtype,
+        n.computation,
         n.kv_dtype,
         n.kv_layout,
         str(n.block_size),

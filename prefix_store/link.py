@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from prefix_store.base import StoreError
@@ -21,9 +22,13 @@ class StoreLink:
     """Connects in a thread of its own, again and again while the store is away, with growing
     pauses: that is also the circuit breaker, since a request that timed out closes its client."""
 
-    def __init__(self, path: Path, client: str) -> None:
+    def __init__(
+        self, path: Path, client: str, prepare: Callable[[StoreClient], None] | None = None
+    ) -> None:
+        """`prepare` gets each new connection before anybody uses it, in the link's thread."""
         self._path = path
         self._name = client
+        self._prepare = prepare
         self._current: StoreClient | None = None
         self._stop = threading.Event()
         self._tried = threading.Event()
@@ -70,7 +75,8 @@ class StoreLink:
         except StoreError as error:
             logger.debug("%s", error)
             return None
-        client.arena.populate()
+        if self._prepare is not None:
+            self._prepare(client)
         self._current = client
         logger.info(
             "connected to store %s (%.2f GiB)",

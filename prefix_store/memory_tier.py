@@ -23,6 +23,9 @@ from prefix_store.tier_events import StoredBlock, stored_events
 RESERVATION_S = 60.0
 """A writer that did not commit by then has lost its place."""
 
+ABANDONED_S = 5.0
+"""So long may a writer whose connection ended still be in the middle of a copy."""
+
 MAX_LEASES = 65_536
 
 
@@ -43,7 +46,16 @@ class _Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A reserved place. Tickets are never used again, offsets are."""
+
+    ticket: int
+    extent: Extent
+
+
+@dataclass(slots=True)
 class _Reservation:
+    writer: int
     block_hash: BlockHash
     parent: BlockHash | None
     extent: Extent
@@ -69,10 +81,11 @@ class MemoryTier:
         self._space = ExtentAllocator(len(view))
         self._index: RadixIndex[StoredBlock] = RadixIndex(config.eviction)
         self._leases: OrderedDict[int, _Lease] = OrderedDict()
-        self._reservations: OrderedDict[int, _Reservation] = OrderedDict()
+        self._reservations: dict[int, _Reservation] = {}
         self._reserved_hashes: Counter[BlockHash] = Counter()
         self._dropped: dict[int, Node[StoredBlock]] = {}
         self._lease_ids = itertools.count(1)
+        self._tickets = itertools.count(1)
         self._reserved_bytes = 0
         self.counters = TierCounters()
 
@@ -132,11 +145,12 @@ class MemoryTier:
         hashes: Sequence[BlockHash],
         record_bytes: int,
         now: float,
-    ) -> list[Extent | None]:
+        writer: int = 0,
+    ) -> list[Place | None]:
         """Room for a run of blocks below `parent` (None: the run starts a prompt). None stands for
-        a block that is here or being written already, and for one that finds no room."""
-        self.expire(now)
-        places: list[Extent | None] = [None] * len(hashes)
+        a block that is here or being written already, and for one that finds no room. `writer`
+        names who asks (see `abandon`)."""
+        places: list[Place | None] = [None] * len(hashes)
         held = self._index.get(parent) if parent is not None else None
         if parent is not None and held is None and not self._reserved_hashes[parent]:
             self.counters.blocks_orphaned += len(hashes)
@@ -152,21 +166,22 @@ class MemoryTier:
                         self._index.release([held])
                     self.counters.blocks_refused += len(hashes) - i
                     break
-                self._reservations[extent.offset] = _Reservation(
-                    block_hash, parent, extent, now + RESERVATION_S, held
+                ticket = next(self._tickets)
+                self._reservations[ticket] = _Reservation(
+                    writer, block_hash, parent, extent, now + RESERVATION_S, held
                 )
                 self._reserved_hashes[block_hash] += 1
                 self._reserved_bytes += extent.num_bytes
-                places[i] = extent
+                places[i] = Place(ticket, extent)
             parent, held = block_hash, resident
         return places
 
-    def commit(self, offsets: Sequence[int], salt: str) -> None:
+    def commit(self, tickets: Sequence[int], salt: str) -> None:
         """Make reserved blocks visible, in this order. What has no parent here, is here already or
         is not what was reserved is dropped."""
         stored: list[tuple[Node[StoredBlock], RecordHeader]] = []
-        for offset in offsets:
-            reservation = self._end_reservation(offset)
+        for ticket in tickets:
+            reservation = self._end_reservation(ticket)
             if reservation is None:
                 continue
             node_and_header = self._admit(reservation, salt)
@@ -177,12 +192,19 @@ class MemoryTier:
         if stored:
             self._publish(stored_events(stored))
 
-    def cancel(self, offsets: Sequence[int]) -> None:
+    def cancel(self, tickets: Sequence[int]) -> None:
         """Give reserved places back."""
-        for offset in offsets:
-            reservation = self._end_reservation(offset)
+        for ticket in tickets:
+            reservation = self._end_reservation(ticket)
             if reservation is not None:
                 self._space.free(reservation.extent)
+
+    def abandon(self, writer: int, now: float) -> None:
+        """A writer's connection has ended: its places are free again soon, so that whoever comes
+        next can save the same blocks."""
+        for reservation in self._reservations.values():
+            if reservation.writer == writer:
+                reservation.expires = min(reservation.expires, now + ABANDONED_S)
 
     def drop(self, block_hash: BlockHash, reason: Removal = Removal.CORRUPT) -> int:
         """Take a block and what hangs below it out; returns how many went."""
@@ -203,19 +225,20 @@ class MemoryTier:
                 break
             self.release(lease)
             self.counters.leases_expired += 1
-        while self._reservations:
-            offset, reservation = next(iter(self._reservations.items()))
-            if reservation.expires > now:
-                break
-            self.cancel([offset])
-            self.counters.reservations_expired += 1
+        late = [t for t, held in self._reservations.items() if held.expires <= now]
+        self.cancel(late)
+        self.counters.reservations_expired += len(late)
 
-    def snapshot(self) -> list[events.KVEvent]:
-        """Everything that is visible, as events, parents first."""
+    def visible(self) -> list[Node[StoredBlock]]:
+        """All blocks that can be matched now, parents first."""
+        return list(self._index.nodes())
+
+    def events_of(self, nodes: Sequence[Node[StoredBlock]]) -> list[events.KVEvent]:
+        """Those of `nodes` that are still here, as events."""
         stored = []
-        for node in self._index.nodes():
+        for node in nodes:
             header = read_header(self._record(node.value.extent))
-            if header is not None:
+            if header is not None and self._index.get(node.hash) is node:
                 stored.append((node, header))
         return stored_events(stored)
 
@@ -252,8 +275,8 @@ class MemoryTier:
             self._announce_removal(gone, Removal.CAPACITY)
         return extent
 
-    def _end_reservation(self, offset: int) -> _Reservation | None:
-        reservation = self._reservations.pop(offset, None)
+    def _end_reservation(self, ticket: int) -> _Reservation | None:
+        reservation = self._reservations.pop(ticket, None)
         if reservation is None:
             return None
         self._reserved_bytes -= reservation.extent.num_bytes

@@ -75,17 +75,27 @@ class Reserve(msgspec.Struct, tag=True):
     record_bytes: int
 
 
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """Room for one record."""
+
+    ticket: int
+    """Names this reservation and no other: its offset may be given to somebody else later."""
+    offset: int
+
+
 class Reserved(msgspec.Struct, tag=True):
     """Answer to Reserve."""
 
-    offsets: list[int | None]
+    places: list[Place | None]
     """One for each block; None: it is here already, or there is no room."""
+    expires_s: float
+    """From now; a record that is not committed by then must not be written any more."""
 
 
 class Commit(msgspec.Struct, tag=True):
-    """The reserved records at `offsets` are complete; make them visible. One way."""
+    """The reserved records are complete; make them visible. One way."""
 
-    offsets: list[int]
+    tickets: list[int]
     salt: str = ""
     """The tenant's salt, for the events of a prompt's first block."""
 
@@ -93,7 +103,7 @@ class Commit(msgspec.Struct, tag=True):
 class Cancel(msgspec.Struct, tag=True):
     """Reserved records that will not be written. One way."""
 
-    offsets: list[int]
+    tickets: list[int]
 
 
 class Drop(msgspec.Struct, tag=True):

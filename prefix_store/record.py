@@ -64,14 +64,16 @@ def write_header(
     record[_TOKENS_AT : _TOKENS_AT + len(tokens)] = tokens
 
 
-def seal(record: memoryview, shape: RecordShape) -> None:
-    """Write the checksum of the payload that stands there now."""
-    struct.pack_into("<Q", record, _CHECKSUM_AT, payload_checksum(record, shape))
+def seal(record: memoryview, block_hash: BlockHash, shape: RecordShape) -> None:
+    """Write the checksum of the payload that stands there now. It is bound to the block: whoever
+    seals a place that was given to another block meanwhile cannot make it look intact."""
+    struct.pack_into("<Q", record, _CHECKSUM_AT, payload_checksum(record, block_hash, shape))
 
 
-def payload_checksum(record: memoryview, shape: RecordShape) -> int:
-    """xxh3_64 of the payload."""
-    return xxhash.xxh3_64_intdigest(payload(record, shape))
+def payload_checksum(record: memoryview, block_hash: BlockHash, shape: RecordShape) -> int:
+    """xxh3_64 of the payload, with the hash's first 8 bytes as seed."""
+    seed = int.from_bytes(block_hash[:8], "little")
+    return xxhash.xxh3_64_intdigest(payload(record, shape), seed=seed)
 
 
 def payload(record: memoryview, shape: RecordShape) -> memoryview:
@@ -103,7 +105,7 @@ def is_block(record: memoryview, block_hash: BlockHash, tokens: bytes, shape: Re
     )
 
 
-def is_intact(record: memoryview, shape: RecordShape) -> bool:
-    """Whether the payload is still what was sealed."""
+def is_intact(record: memoryview, block_hash: BlockHash, shape: RecordShape) -> bool:
+    """Whether the payload is still what was sealed for this block."""
     (stored,) = struct.unpack_from("<Q", record, _CHECKSUM_AT)
-    return bool(stored == payload_checksum(record, shape))
+    return bool(stored == payload_checksum(record, block_hash, shape))

@@ -21,12 +21,14 @@ from prefix_store.arena import Arena
 from prefix_store.base import BlockHash, StoreError, StoreProtocolError
 from prefix_store.event_publisher import EventPublisher
 from prefix_store.events import KVEvent
-from prefix_store.memory_tier import MemoryTier
+from prefix_store.memory_tier import RESERVATION_S, MemoryTier
 from prefix_store.runtime_dir import RuntimePaths
 
 logger = logging.getLogger(__name__)
 
 MAX_CLIENTS = 256
+SNAPSHOT_SLICE = 200
+"""Blocks; a few milliseconds of work."""
 
 
 class SocketInUseError(StoreError):
@@ -95,8 +97,14 @@ class StoreServer:
             if arena is not None:
                 arena.close()
 
-    def _snapshot(self) -> list[KVEvent]:
-        return self._tier.snapshot()
+    async def _snapshot(self) -> list[KVEvent]:
+        """In slices: engines wait for their answers only a moment."""
+        nodes = self._tier.visible()
+        result: list[KVEvent] = []
+        for start in range(0, len(nodes), SNAPSHOT_SLICE):
+            result += self._tier.events_of(nodes[start : start + SNAPSHOT_SLICE])
+            await asyncio.sleep(0)
+        return result
 
     def _publish(self, changes: list[KVEvent]) -> None:
         self._publisher.publish(changes)
@@ -124,7 +132,7 @@ class StoreServer:
             hello = await _receive(connection)
             client = await self._welcome(connection, hello)
             while (request := await _receive(connection)) is not None:
-                answer = self._handle(request)
+                answer = self._handle(request, writer=id(connection))
                 if answer is not None:
                     await _send(connection, answer)
         except StoreProtocolError as error:
@@ -137,6 +145,7 @@ class StoreServer:
             logger.exception("store: a request of %s failed", client)
         finally:
             self._connectors.pop(id(connection), None)
+            self._tier.abandon(id(connection), time.monotonic())
             connection.close()
 
     async def _welcome(self, connection: socket.socket, hello: protocol.Request | None) -> str:
@@ -157,7 +166,7 @@ class StoreServer:
             self._connectors[id(connection)] = hello.client
         return hello.client
 
-    def _handle(self, request: protocol.Request) -> protocol.Answer | None:
+    def _handle(self, request: protocol.Request, writer: int) -> protocol.Answer | None:
         tier = self._tier
         match request:
             case protocol.Match():
@@ -169,14 +178,11 @@ class StoreServer:
                 tier.release(request.lease)
                 self._count_load(request)
             case protocol.Reserve():
-                parent = None if request.is_root else BlockHash(request.parent)
-                hashes = protocol.split_hashes(request.hashes)
-                places = tier.reserve(parent, hashes, request.record_bytes, time.monotonic())
-                return protocol.Reserved([place.offset if place else None for place in places])
+                return self._reserve(request, writer)
             case protocol.Commit():
-                tier.commit(request.offsets, request.salt)
+                tier.commit(request.tickets, request.salt)
             case protocol.Cancel():
-                tier.cancel(request.offsets)
+                tier.cancel(request.tickets)
             case protocol.Drop():
                 tier.drop(BlockHash(request.block_hash))
             case protocol.Clear():
@@ -186,6 +192,15 @@ class StoreServer:
             case protocol.Hello():
                 raise StoreProtocolError("Hello was said before")
         return None
+
+    def _reserve(self, request: protocol.Reserve, writer: int) -> protocol.Reserved:
+        parent = None if request.is_root else BlockHash(request.parent)
+        hashes = protocol.split_hashes(request.hashes)
+        places = self._tier.reserve(parent, hashes, request.record_bytes, time.monotonic(), writer)
+        return protocol.Reserved(
+            [protocol.Place(p.ticket, p.extent.offset) if p else None for p in places],
+            RESERVATION_S,
+        )
 
     def _count_load(self, request: protocol.Release) -> None:
         loaded = request.loaded

@@ -35,7 +35,7 @@ class TierMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.view = memoryview(bytearray(1408))
-        self.written: list[tuple[int, int]] = []  # offset, size in tokens
+        self.written: list[tuple[int, int]] = []  # ticket, offset
         self.leases: dict[int, list[tuple[Extent, bytes]]] = {}
         self.announced: set[bytes] = set()
         self.parents: dict[bytes, bytes | None] = {}
@@ -74,11 +74,12 @@ class TierMachine(RuleBasedStateMachine):
         for i, place in enumerate(places, start):
             if place is None:
                 continue
-            record = self.view[place.offset : place.offset + place.num_bytes]
+            extent = place.extent
+            record = self.view[extent.offset : extent.offset + extent.num_bytes]
             write_header(record, hashes[i], hashes[i - 1] if i else ROOT, tokens[i], shape)
             payload(record, shape)[:16] = hashes[i]
-            seal(record, shape)
-            self.written.append((place.offset, size))
+            seal(record, hashes[i], shape)
+            self.written.append((place.ticket, extent.offset))
 
     @rule(prompt=PROMPTS, size=st.sampled_from([2, 4]))
     def put(self, prompt: list[int], size: int) -> None:
@@ -97,8 +98,8 @@ class TierMachine(RuleBasedStateMachine):
     def commit(self, count: int, torn: bool) -> None:
         batch, self.written = self.written[:count], self.written[count:]
         if torn and batch:
-            self.view[batch[-1][0]] = 0
-        self.tier.commit([offset for offset, _ in batch], "salt")
+            self.view[batch[-1][1]] = 0
+        self.tier.commit([ticket for ticket, _ in batch], "salt")
 
     @precondition(lambda self: self.written)
     @rule()
@@ -117,7 +118,7 @@ class TierMachine(RuleBasedStateMachine):
             record = self.view[extent.offset : extent.offset + extent.num_bytes]
             shape = SHAPES[size]
             assert is_block(record[: shape.num_bytes], hashes[i], tokens[i], shape)
-            assert is_intact(record, shape)
+            assert is_intact(record, hashes[i], shape)
         if run.lease:
             self.leases[run.lease] = [
                 (extent, bytes(self.view[extent.offset : extent.offset + extent.num_bytes]))

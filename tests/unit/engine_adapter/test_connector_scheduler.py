@@ -18,7 +18,7 @@ from prefix_store.hashing import as_token_ids, extend_chain, namespace_root
 from prefix_store.link import StoreLink
 from prefix_store.record import RecordShape, seal, write_header
 
-NAMESPACE = Namespace("w", "", "bf16", "bf16", "l", 4, 0, 1)
+NAMESPACE = Namespace("w", "", "bf16", "c", "bf16", "l", 4, 0, 1)
 SHAPE = RecordShape(4, 256)
 
 
@@ -69,15 +69,15 @@ class Setting:
         self.root = namespace_root(NAMESPACE, "salt")
         tokens = as_token_ids(range(16))
         self.hashes = extend_chain(self.root, tokens, 4)
-        offsets = self.client.reserve(self.root, True, self.hashes, SHAPE.num_bytes)
-        for i, offset in enumerate(offsets):
-            assert offset is not None
+        reserved = self.client.reserve(self.root, True, self.hashes, SHAPE.num_bytes)
+        places = [place for place in reserved.places if place is not None]
+        self.offsets = [place.offset for place in places]
+        for i, offset in enumerate(self.offsets):
             record = self.client.arena.view[offset : offset + SHAPE.num_bytes]
             parent = self.hashes[i - 1] if i else self.root
             write_header(record, self.hashes[i], parent, tokens[4 * i : 4 * i + 4].tobytes(), SHAPE)
-            seal(record, SHAPE)
-        self.offsets = [offset for offset in offsets if offset is not None]
-        self.client.commit(self.offsets, "salt")
+            seal(record, self.hashes[i], SHAPE)
+        self.client.commit([place.ticket for place in places], "salt")
 
     def leases(self) -> int:
         """Once one-way messages have arrived."""
@@ -163,6 +163,15 @@ def test_only_known_and_computed_tokens_are_saved_and_only_once(setting: Any) ->
     assert (save.block_ids, save.parent, save.is_root) == ([5], setting.hashes[-1], False)
     assert save.tokens == [as_token_ids([50, 51, 52, 53]).tobytes()]
     assert setting.half.orders(FakeStep({"a": 9}, [1, 2, 3, 4, 5, 6])).saves == []
+
+
+def test_placeholder_blocks_are_never_saved(setting: Any) -> None:
+    """Block 0 stands for what the engine did not keep."""
+    request = FakeRequest("a", list(range(100, 117)))
+    setting.half.num_matched_tokens(request, 0)
+    assert setting.half.orders(FakeStep({"a": 17}, [0, 0, 3, 4, 5])).saves == []
+    (save,) = setting.half.orders(FakeStep({"a": 17}, [1, 2, 3, 4, 5])).saves
+    assert save.block_ids == [1, 2, 3, 4]
 
 
 def test_a_failed_load_is_not_tried_again_and_is_saved_again(setting: Any) -> None:

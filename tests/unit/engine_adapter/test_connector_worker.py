@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from engine_adapter.connector_orders import LoadOrder, SaveOrder
 from engine_adapter.connector_worker import LoadResult, WorkerHalf
 from prefix_store.client import StoreClient
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
-from prefix_store.link import StoreLink
 from prefix_store.record import RecordShape, payload
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,13 +32,13 @@ SAVE = SaveOrder(
 class Engine:
     """A worker half with a small KV cache of random bytes."""
 
-    def __init__(self, link: StoreLink, seed: int) -> None:
+    def __init__(self, socket: Path, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         backing = torch.randint(-9999, 9999, (2 * 8 * 64,), dtype=torch.int16, generator=generator)
         self.layers = {
             f"layer.{i}": backing[i * 512 : (i + 1) * 512].view(8, 2, 4, 8) for i in range(2)
         }
-        self.half = WorkerHalf(link)
+        self.half = WorkerHalf(socket, f"engine-{seed}/worker")
         _, self.shape = self.half.register(self.layers, 8, BLOCK)
 
     def block(self, block_id: int) -> bytes:
@@ -48,10 +48,8 @@ class Engine:
 class Setting:
     """Two engines on one store."""
 
-    def __init__(self, socket: Any) -> None:
-        self.link = StoreLink(socket, "engine-0/worker")
-        self.link.wait_first_try(10)
-        self.one, self.two = Engine(self.link, 1), Engine(self.link, 2)
+    def __init__(self, socket: Path) -> None:
+        self.one, self.two = Engine(socket, 1), Engine(socket, 2)
         self.client = StoreClient.connect(socket, timeout_s=5)
 
     def save(self) -> None:
@@ -90,7 +88,6 @@ def setting(start_store: Callable[[], Any]) -> Iterator[Setting]:
     made.one.half.close()
     made.two.half.close()
     made.client.close()
-    made.link.close()
 
 
 def test_another_engine_loads_exactly_what_one_saved(setting: Setting) -> None:
@@ -130,6 +127,9 @@ def test_offsets_of_another_store_are_not_touched(setting: Setting) -> None:
     order = replace(setting.order(), incarnation=1)
     assert setting.load(order) == LoadResult("b", [7, 1, 3])
     assert setting.two.block(7) == before
+    setting.await_stats(lambda stats: stats.loads_failed == 1)
+    # A lease of the same number at this store belongs to another request.
+    assert setting.client.stats().leases == 1
 
 
 def test_a_copy_that_fails_costs_neither_the_engine_nor_the_store_anything(
@@ -145,6 +145,31 @@ def test_a_copy_that_fails_costs_neither_the_engine_nor_the_store_anything(
     setting.await_stats(lambda stats: stats.reserved_bytes == 0)
     monkeypatch.undo()
     setting.save()
+
+
+def test_a_save_that_comes_too_late_is_not_sealed(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that stood still between copying and sealing leaves the place alone."""
+    monkeypatch.setattr("engine_adapter.connector_worker.time", Late())
+    setting.one.half.save([SAVE])
+    setting.one.half._sealer.submit(lambda: None).result()
+    stats = setting.client.stats()
+    assert (stats.blocks, stats.reserved_bytes > 0) == (0, True)
+
+
+class Late:
+    """A clock by which every reservation is over when it is looked at again."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        self._now += 1000.0
+        return self._now
+
+    def perf_counter(self) -> float:
+        return 0.0
 
 
 def test_what_is_there_is_not_written_again(setting: Setting) -> None:

@@ -76,7 +76,7 @@ class Store:
         self.publisher = EventPublisher(self.events, self.replay, snapshot=self.snapshot, **options)
         self.task = asyncio.create_task(self.publisher.run())
 
-    def snapshot(self) -> list[KVEvent]:
+    async def snapshot(self) -> list[KVEvent]:
         return [stored(*sorted(self.resident))]
 
     def store(self, *blocks: int) -> None:

@@ -44,14 +44,22 @@ def stored(name: str, num_tokens: int = 4) -> BlockStored:
     return BlockStored([name.encode()], None, list(range(num_tokens)), num_tokens, medium="CPU")
 
 
+async def nothing() -> list[KVEvent]:
+    return []
+
+
 @contextlib.asynccontextmanager
 async def publishing(
     directory: Path,
     snapshot: Callable[[], list[KVEvent]] = list,
     **options: int,
 ) -> AsyncIterator[EventPublisher]:
+    async def resident() -> list[KVEvent]:
+        await asyncio.sleep(0)  # others may publish while a snapshot is made
+        return snapshot()
+
     publisher = EventPublisher(
-        f"ipc://{directory}/e.sock", f"ipc://{directory}/r.sock", snapshot=snapshot, **options
+        f"ipc://{directory}/e.sock", f"ipc://{directory}/r.sock", snapshot=resident, **options
     )
     task = asyncio.create_task(publisher.run())
     try:
@@ -217,7 +225,7 @@ async def test_endpoint_of_a_live_publisher_is_refused(tmp_path: Path) -> None:
     """A second store says so instead of taking the sockets over."""
     async with publishing(tmp_path) as publisher:
         with pytest.raises(EndpointInUseError, match=r"e\.sock: another process does"):
-            EventPublisher(f"ipc://{tmp_path}/e.sock", f"ipc://{tmp_path}/x", snapshot=list)
+            EventPublisher(f"ipc://{tmp_path}/e.sock", f"ipc://{tmp_path}/x", snapshot=nothing)
         publisher.publish([stored("a")])
         assert names_of(await replay(tmp_path, 0)) == [b"a"]
 
@@ -225,5 +233,5 @@ async def test_endpoint_of_a_live_publisher_is_refused(tmp_path: Path) -> None:
 async def test_unbindable_endpoint_is_a_clear_error(tmp_path: Path) -> None:
     """The message names the endpoint; the first socket is given back."""
     with pytest.raises(EndpointInUseError, match="no/such/dir"):
-        EventPublisher(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/no/such/dir/r", snapshot=list)
+        EventPublisher(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/no/such/dir/r", snapshot=nothing)
     assert os.listdir(tmp_path) == []

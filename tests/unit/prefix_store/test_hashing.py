@@ -14,7 +14,7 @@ from prefix_store.hashing import (
     routing_root,
 )
 
-NAMESPACE = Namespace("w", "", "bf16", "bf16", "layout", 4, 0, 1)
+NAMESPACE = Namespace("w", "", "bf16", "c", "bf16", "layout", 4, 0, 1)
 
 
 def test_a_chain_covers_full_blocks_only() -> None:
@@ -44,7 +44,8 @@ def test_equal_blocks_after_different_prefixes_differ() -> None:
 
 def test_every_part_of_the_namespace_and_the_salt_counts() -> None:
     """KV bytes are exchanged only where all of it is equal."""
-    changes = {"weights": "x", "adapter": "x", "dtype": "x", "kv_dtype": "x", "kv_layout": "x",
+    changes = {"weights": "x", "adapter": "x", "dtype": "x", "computation": "x", "kv_dtype": "x",
+               "kv_layout": "x",
                "block_size": 8, "rank": 1, "world_size": 2}  # fmt: skip
     assert set(changes) == {field.name for field in dataclasses.fields(Namespace)}
     roots = {namespace_root(NAMESPACE, "salt"), namespace_root(NAMESPACE, "other")}

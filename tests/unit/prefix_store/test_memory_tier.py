@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policies.config import MIB, MemoryTierConfig
 from prefix_store import events
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
-from prefix_store.memory_tier import RESERVATION_S, MemoryTier
+from prefix_store.memory_tier import ABANDONED_S, RESERVATION_S, MemoryTier
 from prefix_store.record import RecordShape, payload, seal, write_header
 from prefix_store.tier_counters import Removal
 
@@ -21,26 +21,29 @@ class Writer:
     def __init__(self, num_records: int) -> None:
         self.view = memoryview(bytearray(num_records * SHAPE.num_bytes))
         self.published: list[events.KVEvent] = []
+        self.places: dict[int, int] = {}
         config = MemoryTierConfig(capacity=MIB)
         self.tier = MemoryTier(config, self.view, 30.0, self.published.extend)
 
     def write(self, tokens: Sequence[int], start: int = 0, now: float = 0.0) -> list[int]:
-        """Reserve and write the blocks of a prompt from block `start` on; offsets to commit."""
+        """Reserve and write the blocks of a prompt from block `start` on; tickets to commit."""
         ids = as_token_ids(tokens)
         hashes = extend_chain(ROOT, ids, 4)
         parent = hashes[start - 1] if start else None
         places = self.tier.reserve(parent, hashes[start:], SHAPE.num_bytes, now)
-        offsets = []
+        tickets = []
         for i, place in enumerate(places, start):
             if place is None:
                 continue
-            record = self.view[place.offset : place.offset + SHAPE.num_bytes]
+            at = place.extent.offset
+            record = self.view[at : at + SHAPE.num_bytes]
+            self.places[place.ticket] = at
             block = ids[4 * i : 4 * i + 4].tobytes()
             write_header(record, hashes[i], hashes[i - 1] if i else ROOT, block, SHAPE)
             payload(record, SHAPE)[:8] = hashes[i][:8]
-            seal(record, SHAPE)
-            offsets.append(place.offset)
-        return offsets
+            seal(record, hashes[i], SHAPE)
+            tickets.append(place.ticket)
+        return tickets
 
     def put(self, tokens: Sequence[int], now: float = 0.0) -> None:
         self.tier.commit(self.write(tokens, now=now), "salt")
@@ -57,10 +60,10 @@ class Writer:
 def test_a_block_is_visible_only_after_its_commit() -> None:
     """Reserve, write, commit."""
     writer = Writer(4)
-    offsets = writer.write(range(8))
+    tickets = writer.write(range(8))
     assert writer.resident(range(8)) == 0
     assert writer.tier.reserved_bytes == 2 * SHAPE.num_bytes
-    writer.tier.commit(offsets, "salt")
+    writer.tier.commit(tickets, "salt")
     assert writer.resident(range(8)) == 2
     assert writer.tier.reserved_bytes == 0
     assert writer.balanced()
@@ -69,9 +72,9 @@ def test_a_block_is_visible_only_after_its_commit() -> None:
 def test_a_record_that_was_never_written_is_not_committed() -> None:
     """A commit without its bytes is refused and its room is free again."""
     writer = Writer(4)
-    offsets = writer.write(range(4))
-    writer.view[offsets[0]] = 0
-    writer.tier.commit(offsets, "")
+    tickets = writer.write(range(4))
+    writer.view[writer.places[tickets[0]]] = 0
+    writer.tier.commit(tickets, "")
     assert writer.resident(range(4)) == 0
     assert writer.tier.free_bytes == writer.tier.capacity_bytes
     assert writer.tier.counters.blocks_refused == 1
@@ -139,11 +142,35 @@ def test_a_lease_ends_by_itself() -> None:
 def test_a_reservation_ends_by_itself() -> None:
     """A writer that died in the middle of a save leaves no room taken."""
     writer = Writer(2)
-    offsets = writer.write(range(8), now=0.0)
+    tickets = writer.write(range(8), now=0.0)
     writer.tier.expire(now=RESERVATION_S + 1)
     assert writer.tier.free_bytes == writer.tier.capacity_bytes
-    writer.tier.commit(offsets, "")
+    writer.tier.commit(tickets, "")
     assert writer.resident(range(8)) == 0
+
+
+def test_a_writer_that_comes_too_late_touches_nobody_elses_place() -> None:
+    """Its ticket means nothing any more, though its offset belongs to another block by now."""
+    writer = Writer(1)
+    late = writer.write(range(4), now=0.0)
+    writer.tier.expire(now=RESERVATION_S + 1)
+    other = writer.write(range(40, 44), now=RESERVATION_S + 1)
+    assert writer.places[late[0]] == writer.places[other[0]]
+    writer.tier.commit(late, "")
+    writer.tier.cancel(late)
+    assert writer.resident(range(40, 44)) == 0
+    writer.tier.commit(other, "")
+    assert writer.resident(range(40, 44)) == 1
+
+
+def test_the_places_of_a_writer_that_is_gone_are_free_again_soon() -> None:
+    """An engine that crashed in the middle of a save can save the same blocks after its restart."""
+    writer = Writer(2)
+    writer.write(range(8))
+    writer.tier.abandon(writer=0, now=1.0)
+    writer.tier.expire(now=1.0 + ABANDONED_S)
+    assert writer.tier.free_bytes == writer.tier.capacity_bytes
+    assert len(writer.write(range(8))) == 2
 
 
 def test_a_dropped_block_is_not_overwritten_while_somebody_reads_it() -> None:
@@ -195,7 +222,7 @@ def test_events_say_what_is_resident_with_tokens_parents_and_salt() -> None:
     assert event == events.BlockStored(
         [*hashes], None, list(range(8)), 4, medium="CPU", extra_keys=[["salt"], None], group_idx=0
     )
-    assert writer.tier.snapshot() == [event]
+    assert writer.tier.events_of(writer.tier.visible()) == [event]
     writer.tier.commit(writer.write(range(12), start=2), "salt")
     follow = writer.published[-1]
     assert isinstance(follow, events.BlockStored)

@@ -24,7 +24,7 @@ def sealed() -> memoryview:
     record = memoryview(bytearray(SHAPE.num_bytes))
     write_header(record, HASH, PARENT, TOKENS, SHAPE)
     payload(record, SHAPE)[:] = b"x" * 200
-    seal(record, SHAPE)
+    seal(record, HASH, SHAPE)
     return record
 
 
@@ -35,7 +35,7 @@ def test_a_sealed_record_reads_back() -> None:
     assert (header.block_hash, header.parent, header.token_ids) == (HASH, PARENT, TOKENS)
     assert header.shape == SHAPE
     assert is_block(sealed(), HASH, TOKENS, SHAPE)
-    assert is_intact(sealed(), SHAPE)
+    assert is_intact(sealed(), HASH, SHAPE)
 
 
 def test_a_hash_collision_is_a_miss() -> None:
@@ -56,7 +56,16 @@ def test_one_flipped_bit_of_the_payload_is_noticed(at: int) -> None:
     """First, middle and last byte."""
     record = sealed()
     payload(record, SHAPE)[at] ^= 1
-    assert not is_intact(record, SHAPE)
+    assert not is_intact(record, HASH, SHAPE)
+
+
+def test_a_payload_sealed_for_another_block_is_not_intact() -> None:
+    """A writer that stood still and seals a place that belongs to another block by now."""
+    record = sealed()
+    payload(record, SHAPE)[:] = b"y" * 200
+    seal(record, BlockHash(b"o" * 16), SHAPE)
+    assert is_block(record, HASH, TOKENS, SHAPE)
+    assert not is_intact(record, HASH, SHAPE)
 
 
 def test_arbitrary_bytes_are_no_record() -> None:

@@ -31,15 +31,15 @@ StartStore = Callable[[], Any]
 
 def put(client: StoreClient) -> None:
     """Write two blocks through the shared memory."""
-    offsets = client.reserve(ROOT, True, HASHES, SHAPE.num_bytes)
-    for i, offset in enumerate(offsets):
-        assert offset is not None
-        record = client.arena.view[offset : offset + SHAPE.num_bytes]
+    places = client.reserve(ROOT, True, HASHES, SHAPE.num_bytes).places
+    for i, place in enumerate(places):
+        assert place is not None
+        record = client.arena.view[place.offset : place.offset + SHAPE.num_bytes]
         block = TOKENS[32 * i : 32 * i + 32].tobytes()
         write_header(record, HASHES[i], HASHES[i - 1] if i else ROOT, block, SHAPE)
         payload(record, SHAPE)[:] = bytes([i + 1]) * 10_000
-        seal(record, SHAPE)
-    client.commit([offset for offset in offsets if offset is not None], "salt")
+        seal(record, HASHES[i], SHAPE)
+    client.commit([place.ticket for place in places if place is not None], "salt")
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -64,7 +64,7 @@ def test_one_client_reads_what_another_wrote(start_store: StartStore) -> None:
     for i, offset in enumerate(matched.offsets):
         record = reader.arena.view[offset : offset + SHAPE.num_bytes]
         assert is_block(record, HASHES[i], TOKENS[32 * i : 32 * i + 32].tobytes(), SHAPE)
-        assert is_intact(record, SHAPE)
+        assert is_intact(record, HASHES[i], SHAPE)
         assert payload(record, SHAPE)[0] == i + 1
         del record
     reader.close()
@@ -98,7 +98,7 @@ def test_the_arena_outlives_the_store(start_store: StartStore) -> None:
     (offset, _) = client.match(HASHES, 0).offsets
     store.stop()
     record = client.arena.view[offset : offset + SHAPE.num_bytes]
-    assert is_intact(record, SHAPE)
+    assert is_intact(record, HASHES[0], SHAPE)
     del record
     with pytest.raises(StoreUnavailableError):
         client.match(HASHES, 0)
