@@ -39,7 +39,6 @@ class StoreClient:
         path: Path,
         *,
         client: str = "tool",
-        connector: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> StoreClient:
         """Say Hello and map the arena. Raises StoreUnavailableError, StoreProtocolError."""
@@ -48,7 +47,7 @@ class StoreClient:
         fds: list[int] = []
         try:
             connection.connect(str(path))
-            hello = protocol.Hello(protocol.VERSION, client, connector)
+            hello = protocol.Hello(protocol.VERSION, client)
             connection.sendall(protocol.frame(hello))
             data, fds, _, _ = socket.recv_fds(connection, protocol.MAX_FRAME_BYTES, 1)
             answer = protocol.decode_answer(_rest(connection, data))
@@ -73,6 +72,10 @@ class StoreClient:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def serving(self) -> None:
+        """Be counted among the engines' connectors."""
+        self._tell(protocol.Serving())
 
     def match(self, hashes: list[BlockHash], lease_from: int) -> protocol.Matched:
         """How many blocks of a prefix are there; those from `lease_from` on get leased."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -71,13 +72,15 @@ class StoreLink:
 
     def _connect(self) -> StoreClient | None:
         try:
-            client = StoreClient.connect(self._path, client=self._name, connector=True)
+            client = StoreClient.connect(self._path, client=self._name)
         except StoreError as error:
             logger.debug("%s", error)
             return None
         if self._prepare is not None:
             self._prepare(client)
         self._current = client
+        with contextlib.suppress(StoreError):  # gone again already: the watch will see it
+            client.serving()
         logger.info(
             "connected to store %s (%.2f GiB)",
             client.welcome.store, client.arena.num_bytes / 2**30,

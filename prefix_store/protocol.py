@@ -22,8 +22,6 @@ class Hello(msgspec.Struct, tag=True):
     version: int
     client: str
     """Who this is, for the stats: an engine's id or a tool's name."""
-    connector: bool = False
-    """True for an engine's connector."""
 
 
 class Welcome(msgspec.Struct, tag=True):
@@ -36,6 +34,10 @@ class Welcome(msgspec.Struct, tag=True):
     arena_bytes: int
     lease_s: float
     verify: bool
+
+
+class Serving(msgspec.Struct, tag=True):
+    """This client is half of an engine's connector and uses the store from now on. One way."""
 
 
 class Match(msgspec.Struct, tag=True):
@@ -168,7 +170,7 @@ class Refused(msgspec.Struct, tag=True):
     reason: str
 
 
-Request = Hello | Match | Release | Reserve | Commit | Cancel | Drop | Clear | GetStats
+Request = Hello | Serving | Match | Release | Reserve | Commit | Cancel | Drop | Clear | GetStats
 Answer = Welcome | Matched | Reserved | Cleared | StoreStats | Refused
 
 _encoder = msgspec.msgpack.Encoder()

@@ -132,6 +132,9 @@ class StoreServer:
             hello = await _receive(connection)
             client = await self._welcome(connection, hello)
             while (request := await _receive(connection)) is not None:
+                if isinstance(request, protocol.Serving):
+                    self._connectors[id(connection)] = client
+                    continue
                 answer = self._handle(request, writer=id(connection))
                 if answer is not None:
                     await _send(connection, answer)
@@ -162,8 +165,6 @@ class StoreServer:
         )  # fmt: skip
         # The first bytes on a fresh connection always fit into the socket's buffer.
         socket.send_fds(connection, [protocol.frame(welcome)], [self._arena.fd])
-        if hello.connector:
-            self._connectors[id(connection)] = hello.client
         return hello.client
 
     def _handle(self, request: protocol.Request, writer: int) -> protocol.Answer | None:

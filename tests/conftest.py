@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine_adapter.launcher import LaunchOptions, build_command
@@ -26,6 +27,8 @@ from engine_adapter.vllm_build import installed_build
 from gateway.model_fetch import ensure_demo_model
 from policies.config import HeadstartConfig
 from prefix_store.client import StoreClient
+from prefix_store.extents import ALIGNMENT
+from prefix_store.record import MAGIC, read_header
 from prefix_store.runtime_dir import RuntimePaths
 
 KV_BLOCKS = 320
@@ -197,6 +200,15 @@ class LiveStack:
             yield client
         finally:
             client.close()
+
+    def records(self, store: StoreClient) -> Iterator[memoryview]:
+        """Every record in the arena, visible or not, found by its magic where records may start."""
+        words = np.frombuffer(store.arena.view, dtype="<u8")
+        magic = int.from_bytes(MAGIC, "little")
+        for at in np.flatnonzero(words[:: ALIGNMENT // 8] == magic):
+            record = store.arena.view[int(at) * ALIGNMENT :]
+            if read_header(record) is not None:
+                yield record
 
     def complete(
         self,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prefix_store.record import payload, read_header
@@ -54,7 +55,7 @@ def test_a_damaged_block_is_computed_again(engine_stack: Any, new_prompt: NewPro
     device = engine_stack.complete(prompt)
     with engine_stack.store() as store:
         spin_until(lambda: store.stats().reserved_bytes == 0)
-        damage(store, prompt[5 * BLOCK : 6 * BLOCK])
+        damage(engine_stack, store, prompt[5 * BLOCK : 6 * BLOCK])
         before = store.stats()
         engine_stack.forget_device()
         answer = engine_stack.complete(prompt)
@@ -67,21 +68,14 @@ def test_a_damaged_block_is_computed_again(engine_stack: Any, new_prompt: NewPro
     assert engine_stack.complete(prompt).cached_tokens == 15 * BLOCK
 
 
-def damage(store: Any, block_tokens: list[int]) -> None:
+def damage(engine_stack: Any, store: Any, block_tokens: list[int]) -> None:
     """Flip one bit in the payload of the block with these tokens."""
-    import numpy as np
-
     wanted = np.asarray(block_tokens, dtype="<i4").tobytes()
-    view, offset = store.arena.view, 0
-    while offset < store.arena.num_bytes:
-        header = read_header(view[offset:])
-        if header is None:
-            offset += 64
-            continue
+    for record in engine_stack.records(store):
+        header = read_header(record)
         if header.token_ids == wanted:
-            payload(view[offset:], header.shape)[12_345] ^= 0x10
+            payload(record, header.shape)[12_345] ^= 0x10
             return
-        offset += -(-header.shape.num_bytes // 64) * 64
     pytest.fail("the block is not in the arena")
 
 

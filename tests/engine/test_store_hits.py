@@ -62,7 +62,7 @@ def test_loaded_bytes_equal_saved_bytes(engine_stack: Any, new_prompt: NewPrompt
         np.frombuffer(store.arena.view, dtype=np.uint8).fill(0)
         engine_stack.forget_device()
         engine_stack.complete(prompt, max_tokens=1)
-        first = saved_payloads(store)
+        first = saved_payloads(engine_stack, store)
         engine_stack.forget_device()
         loaded = engine_stack.complete(prompt, max_tokens=1)
         assert loaded.cached_tokens == reusable(700)
@@ -70,25 +70,19 @@ def test_loaded_bytes_equal_saved_bytes(engine_stack: Any, new_prompt: NewPrompt
         np.frombuffer(store.arena.view, dtype=np.uint8).fill(0)
         again = engine_stack.complete(prompt, max_tokens=1)
         assert again.cached_tokens == reusable(700)
-        second = saved_payloads(store)
+        second = saved_payloads(engine_stack, store)
     assert len(second) == reusable(700) // BLOCK
     assert all(first[block] == content for block, content in second.items())
 
 
-def saved_payloads(store: Any) -> dict[bytes, bytes]:
-    """Every record in the arena, found by its magic at aligned places."""
+def saved_payloads(engine_stack: Any, store: Any) -> dict[bytes, bytes]:
+    """By block hash, once nothing is being written any more."""
     while store.stats().reserved_bytes:
         time.sleep(0.01)
     found: dict[bytes, bytes] = {}
-    view = store.arena.view
-    offset = 0
-    while offset < store.arena.num_bytes:
-        header = read_header(view[offset:])
-        if header is None:
-            offset += 64
-            continue
-        found[header.block_hash] = bytes(payload(view[offset:], header.shape))
-        offset += -(-header.shape.num_bytes // 64) * 64
+    for record in engine_stack.records(store):
+        header = read_header(record)
+        found[header.block_hash] = bytes(payload(record, header.shape))
     return found
 
 

@@ -54,7 +54,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_one_client_reads_what_another_wrote(start_store: StartStore) -> None:
     """The bytes never cross the socket: both map the same memory."""
     store = start_store()
-    writer = StoreClient.connect(store.socket, client="engine-0", connector=True)
+    writer = StoreClient.connect(store.socket, client="engine-0")
     put(writer)
     assert writer.match(HASHES, 2).num_blocks == 2
     writer.close()
@@ -73,7 +73,8 @@ def test_one_client_reads_what_another_wrote(start_store: StartStore) -> None:
 def test_stats_tell_what_happened(start_store: StartStore) -> None:
     """Connectors, blocks, leases, loads."""
     store = start_store()
-    client = StoreClient.connect(store.socket, client="engine-7", connector=True)
+    client = StoreClient.connect(store.socket, client="engine-7")
+    client.serving()
     put(client)
     matched = client.match(HASHES, 1)
     stats = client.stats()
