@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,6 +74,7 @@ class WorkerHalf:
         self._shape: RecordShape | None = None
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="headstart-load")
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="headstart-seal")
+        self._copiers: ThreadPoolExecutor | None = None
         self._sealing = threading.BoundedSemaphore(MAX_SEALING)
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
 
@@ -82,6 +84,9 @@ class WorkerHalf:
         """Take the engine's KV cache and connect to the store. Raises UnsupportedLayoutError."""
         kv = PagedKV.of(kv_caches, num_blocks)
         self._mover = block_mover(kv)
+        self._copiers = ThreadPoolExecutor(
+            self._mover.num_threads, thread_name_prefix="headstart-copy"
+        )
         self._shape = RecordShape(block_size, kv.block_bytes)
         self._link = StoreLink(self._socket, self._name, self._prepare)
         self._link.wait_first_try(FIRST_TRY_S)
@@ -114,6 +119,8 @@ class WorkerHalf:
     def close(self) -> None:
         """End the threads; what is under way is finished first."""
         self._loader.shutdown(wait=True)
+        if self._copiers is not None:
+            self._copiers.shutdown(wait=True)
         self._sealer.shutdown(wait=True)
         if self._link is not None:
             self._link.close()
@@ -190,21 +197,39 @@ class WorkerHalf:
             self._guarded(self._report, client, order, lease, num_good, duration_s)
 
     def _copy_in(self, client: StoreClient, order: LoadOrder) -> int:
-        """Leading blocks that are good and copied."""
+        """Leading blocks that are good and copied. Several threads take a part each; what lies
+        behind a bad block may have been copied too and does not count."""
+        assert self._mover is not None
+        assert self._copiers is not None
+        num_blocks = len(order.offsets)
+        step = max(self._mover.batch_blocks, -(-num_blocks // self._mover.num_threads))
+        parts = [
+            range(start, min(start + step, num_blocks)) for start in range(0, num_blocks, step)
+        ]
+        num_good = 0
+        for part, good in zip(
+            parts,
+            list(self._copiers.map(partial(self._copy_part, client, order), parts)),
+            strict=True,
+        ):
+            num_good += good
+            if good < len(part):
+                break
+        return num_good
+
+    def _copy_part(self, client: StoreClient, order: LoadOrder, part: range) -> int:
+        """Leading blocks of a part that are good and copied."""
         mover, shape = self._mover, self._shape
         assert mover is not None
         assert shape is not None
         transfers = []
         num_good = 0
-        while num_good < len(order.offsets):
-            batch = range(num_good, min(num_good + mover.batch_blocks, len(order.offsets)))
+        for start in range(part.start, part.stop, mover.batch_blocks):
+            batch = range(start, min(start + mover.batch_blocks, part.stop))
             good = self._intact(client, order, batch)
             payloads = [records.payload(source, shape) for source in good]
-            first = batch.start
-            transfers.append(
-                mover.scatter(payloads, order.block_ids[first : first + len(payloads)])
-            )
-            num_good = first + len(good)
+            transfers.append(mover.scatter(payloads, order.block_ids[start : start + len(good)]))
+            num_good += len(good)
             if len(good) < len(batch):
                 break
         for transfer in transfers:

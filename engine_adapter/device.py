@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,9 @@ class BlockMover(Protocol):
     batch_blocks: int
     """Blocks that are best scattered at once."""
 
+    num_threads: int
+    """Threads that may scatter at the same time, and gain by it."""
+
     def gather(self, block_ids: Sequence[int], payloads: Sequence[memoryview]) -> Transfer:
         """Device to payloads. Later work of the engine waits for it; the caller need not."""
 
@@ -133,6 +137,7 @@ class HostMover:
     """
 
     batch_blocks = 1
+    num_threads = min(4, os.cpu_count() or 1)
 
     def __init__(self, kv: PagedKV) -> None:
         self._rows = kv.tensor.numpy()
@@ -164,6 +169,8 @@ class CudaMover:
     for each direction and each on a stream of its own: one gather or scatter kernel for all layers
     of a batch of blocks, one asynchronous copy for each block from or to pinned memory. The order
     on a stream is what keeps a staging buffer from being overwritten too early."""
+
+    num_threads = 1
 
     def __init__(self, kv: PagedKV) -> None:
         wide = _widest(kv.tensor)
