@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from engine_adapter.base import Prompt
 from gateway.answer import EngineMetrics, Usage
 from gateway.choice import Choice
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from prefix_store.events import BlocksLoaded
-from prefix_store.residency import Match
-
-
-class LoadReports(Protocol):
-    """What the engines' connectors reported about loads of stored blocks."""
-
-    def take(self, request_id: str) -> BlocksLoaded | None:
-        """The report under a `Call.report_id`, once; None when there is none (yet)."""
+from prefix_store.residency import Match, Medium
 
 
 @dataclass(slots=True)
@@ -42,6 +34,8 @@ class Call:
     sent: float | None = None
     """When the request went to the engine."""
     first_token: float | None = None
+    finished: float = 0.0
+    """When the answer was out."""
     usage: Usage | None = None
     metrics: EngineMetrics | None = None
     status: int = 200
@@ -63,9 +57,18 @@ class Call:
         """Tokens that should be reused on the path chosen."""
         return self._reusable(self.choice.captured_blocks if self.choice else 0)
 
-    def record(self, loads: LoadReports) -> RequestRecord:
+    @property
+    def lacks_report(self) -> bool:
+        """More was reused than the device was known to have, so that the connector must have
+        loaded it, unless the index is behind. Call it while there is no report."""
+        return (
+            self.outcome is Outcome.OK
+            and self.report_id is not None
+            and self._cached_tokens > self._device_tokens
+        )
+
+    def record(self, loaded: BlocksLoaded | None) -> RequestRecord:
         """The record, to be made once, at the end."""
-        loaded = loads.take(self.report_id) if self.report_id is not None else None
         prompt = self._prompt_tokens(loaded)
         usage = self.usage
         return RequestRecord(
@@ -77,7 +80,7 @@ class Call:
             status=self.status,
             stream=self.stream,
             started_at=self.started_at,
-            duration_s=time.perf_counter() - self.began,
+            duration_s=self.finished - self.began,
             prompt=prompt,
             first_token=self._first_token(),
             output_tokens=(usage.completion_tokens or 0) if usage else 0,
@@ -93,7 +96,7 @@ class Call:
     def _prompt_tokens(self, loaded: BlocksLoaded | None) -> PromptTokens | None:
         if self.usage is None and self.prompt is None:
             return None
-        cached = (self.usage.cached_tokens or 0) if self.usage else 0
+        cached = self._cached_tokens
         # Cached as the engine counts it: its own blocks and all that a load promised. What failed
         # to load is computed, so it is reused from nowhere.
         promised = min(loaded.promised_tokens, cached) if loaded is not None else 0
@@ -106,7 +109,24 @@ class Call:
             captured=self.predicted_tokens,
             delivered_device=cached - promised,
             delivered_memory=memory,
+            unattributed=(
+                cached - self._device_tokens if loaded is None and self.lacks_report else 0
+            ),
         )
+
+    @property
+    def _cached_tokens(self) -> int:
+        """As the engine reports them."""
+        return (self.usage.cached_tokens or 0) if self.usage else 0
+
+    @property
+    def _device_tokens(self) -> int:
+        """That the engine's own cache was known to have."""
+        if self.match is None or self.choice is None:
+            return 0
+        holders = self.choice.replica.holders
+        runs = [self.match.by_holder.get(h, 0) for h in holders if h.medium is Medium.DEVICE]
+        return self._reusable(max(runs, default=0))
 
     @property
     def _num_tokens(self) -> int:

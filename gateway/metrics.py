@@ -117,6 +117,11 @@ _PLAIN: tuple[tuple[str, str, Callable[[WindowStats], float]], ...] = (
         "Reused tokens that the index did not know of.",
         lambda w: w.prompt_tokens.unpredicted,
     ),
+    (
+        "unattributed_prompt_tokens",
+        "Reused tokens, counted as the device's, that may have come from the store.",
+        lambda w: w.prompt_tokens.unattributed,
+    ),
     ("output_tokens", "Generated tokens.", lambda w: w.output_tokens),
     (
         "rendering_mismatches",

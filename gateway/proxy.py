@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 from engine_adapter.base import EngineAdapterError, Prompt, RenderingError
 from gateway.body import Api, CompletionBody
-from gateway.call import Call, LoadReports
+from gateway.call import Call
 from gateway.choice import Replica, choose
+from gateway.ended_calls import EndedCalls
 from gateway.errors import GatewayError, NotFoundError, from_engine_error
 from gateway.exchange import Exchange
 from gateway.http_headers import for_engine
 from gateway.places import Places
-from gateway.record import Outcome, RequestRecord
+from gateway.record import Outcome
 from gateway.relay import relay
 from gateway.tenants import Tenant, Tenants
 from policies.config import LimitsConfig
@@ -48,13 +49,6 @@ class Residency(Protocol):
         """What every holder has of a prompt, whose blocks are now known to be asked for."""
 
 
-class Recorder(Protocol):
-    """The accounting."""
-
-    def record(self, record: RequestRecord) -> None:
-        """One finished request."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model that all replicas serve."""
@@ -77,8 +71,7 @@ class Proxy:
         renderer: Renderer,
         residency: Residency,
         replicas: Sequence[Replica],
-        loads: LoadReports,
-        recorder: Recorder,
+        ended: EndedCalls,
     ) -> None:
         self._model = model
         self._limits = limits
@@ -87,8 +80,7 @@ class Proxy:
         self._renderer = renderer
         self._residency = residency
         self._replicas = replicas
-        self._loads = loads
-        self._recorder = recorder
+        self._ended = ended
         self._roots: dict[str, BlockHash] = {}
 
     async def chat(self, exchange: Exchange) -> None:
@@ -111,7 +103,7 @@ class Proxy:
             log.warning("%s: %s", call.request_id, error)
             await self._engine_failed(exchange, call, from_engine_error(error))
         finally:
-            self._recorder.record(call.record(self._loads))
+            self._ended.add(call)
 
     async def _engine_failed(self, exchange: Exchange, call: Call, error: GatewayError) -> None:
         call.ended(Outcome.ENGINE_ERROR, call.status if exchange.started else error.status)

@@ -34,6 +34,9 @@ class PromptTokens:
     """Really reused from the engine's own cache, as the engine reports."""
     delivered_memory: int
     """Really loaded from the store's memory tier, as the engine's connector reports."""
+    unattributed: int = 0
+    """Part of delivered_device that the device was not known to have while no load was reported:
+    it may have come from the store."""
 
     @property
     def delivered(self) -> int:

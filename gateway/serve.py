@@ -22,6 +22,7 @@ from gateway.app import App, Route
 from gateway.background import run_in_background
 from gateway.body import Api
 from gateway.choice import Replica
+from gateway.ended_calls import EndedCalls
 from gateway.followed_events import FollowedEvents
 from gateway.health import Health
 from gateway.listener import Listener
@@ -96,6 +97,8 @@ class Gateway:
             store=_store_probe(config, paths, owned),
             loop_lag=loop_lag,
         )
+        ended = EndedCalls(loads, page)
+        owned.callback(ended.close)
         proxy = Proxy(
             model=model,
             limits=limits,
@@ -104,8 +107,7 @@ class Gateway:
             renderer=renderer or NoRenderer(),
             residency=residency,
             replicas=replicas,
-            loads=loads,
-            recorder=page,
+            ended=ended,
         )
         health = Health(replicas, tenants, _PROBE_TIMEOUT_S)
         await run_in_background(owned, {"loop lag": loop_lag.run, **events.runs()})

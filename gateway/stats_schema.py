@@ -60,6 +60,10 @@ class PromptTokenCounts(Stats):
     unpredicted: Count = Field(
         description="Part of delivered that the index did not know of; the index is behind."
     )
+    unattributed: Count = Field(
+        description="Part of delivered.device of which it is not known whether it came from the "
+        "store: the device was not known to have it, and no load was reported."
+    )
     unreported: Count = Field(
         description="Prompt tokens of requests that did not end ok. The engine did not say what "
         "it reused of them, so they are in none of the numbers above."

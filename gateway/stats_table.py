@@ -96,6 +96,10 @@ def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
         share = count / tokens.total
         bar = Text(_bar(share), style=style)
         table.add_row(name, f"{count:,}", f"{share:.1%}", bar)
+    if tokens.unattributed:
+        share = tokens.unattributed / tokens.total
+        row = ("of it, cache or store", f"{tokens.unattributed:,}", f"{share:.1%}")
+        table.add_row(*row, "reused without a report")
     table.add_row("total", f"{tokens.total:,}", "", f"{tokens.uncached:,} went through prefill")
     return _section("Prompt tokens", table)
 

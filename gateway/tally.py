@@ -47,6 +47,7 @@ class Column(enum.IntEnum):
     DEVICE_TOKENS = enum.auto()
     MEMORY_TOKENS = enum.auto()
     UNPREDICTED_TOKENS = enum.auto()
+    UNATTRIBUTED_TOKENS = enum.auto()
     UNREPORTED_TOKENS = enum.auto()
     OUTPUT_TOKENS = enum.auto()
     MISMATCHES = enum.auto()
@@ -105,6 +106,7 @@ def add_prompt(cells: Cells, steps: Waterfall, *, too_short: bool) -> None:
     cells[Column.DEVICE_TOKENS] += steps.device
     cells[Column.MEMORY_TOKENS] += steps.memory
     cells[Column.UNPREDICTED_TOKENS] += steps.unpredicted
+    cells[Column.UNATTRIBUTED_TOKENS] += steps.unattributed
 
 
 def add_saving(cells: Cells, saving: Saving) -> None:
@@ -167,6 +169,7 @@ def _prompt_tokens(cells: NDArray[np.float64]) -> PromptTokenCounts:
         device,
         memory,
         unpredicted,
+        unattributed,
         unreported,
     ) = (round(float(cell)) for cell in cells[Column.TOTAL_TOKENS : Column.UNREPORTED_TOKENS + 1])
     return PromptTokenCounts(
@@ -178,6 +181,7 @@ def _prompt_tokens(cells: NDArray[np.float64]) -> PromptTokenCounts:
         delivered=DeliveredTokens(device=device, memory=memory),
         uncached=total - device - memory,
         unpredicted=unpredicted,
+        unattributed=unattributed,
         unreported=unreported,
     )
 

@@ -23,6 +23,8 @@ class Waterfall:
     memory: int
     unpredicted: int
     """Part of device + memory: delivered although the index knew of no such block on the path."""
+    unattributed: int
+    """Part of device: it may have come from the store."""
 
     @property
     def delivered(self) -> int:
@@ -51,4 +53,5 @@ def waterfall(prompt: PromptTokens) -> Waterfall:
         device=prompt.delivered_device,
         memory=prompt.delivered_memory,
         unpredicted=max(0, delivered - prompt.captured),
+        unattributed=prompt.unattributed,
     )

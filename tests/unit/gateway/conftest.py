@@ -20,6 +20,7 @@ from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.engine_client import EngineClient
 from gateway.app import App, Route
 from gateway.choice import Replica
+from gateway.ended_calls import EndedCalls
 from gateway.health import Health
 from gateway.listener import Listener
 from gateway.places import Places
@@ -263,6 +264,7 @@ class RunningGateway:
     renderer: FixedRenderer
     residency: FixedResidency
     loads: FixedLoads
+    ended: EndedCalls
     app: App
     health: Health
     listener: Listener
@@ -270,7 +272,9 @@ class RunningGateway:
     async def settled(self) -> None:
         """Until nothing runs any more, on either side."""
         async with asyncio.timeout(10):
-            while self.stub.running or self.listener.running or self.places.running:  # noqa: ASYNC110
+            while (  # noqa: ASYNC110
+                self.stub.running or self.listener.running or self.places.running or len(self.ended)
+            ):
                 await asyncio.sleep(0.001)  # three parties, none of which has an event for it
 
 
@@ -294,6 +298,7 @@ async def open_gateway(
     limits: LimitsConfig | None = None,
     keys: Mapping[str, str] | None = None,
     engine_url: str | None = None,
+    load_wait_s: float = 0.0,
 ) -> AsyncIterator[RunningGateway]:
     """Stub engine, gateway and a client; closed in reverse order."""
     limits = limits or LimitsConfig()
@@ -316,6 +321,7 @@ async def open_gateway(
             FixedLoads(),
             Records(),
         )
+        ended = EndedCalls(loads, records, wait_s=load_wait_s)
         proxy = Proxy(
             model=ServedModel(MODEL, 8192, BLOCK_SIZE),
             limits=limits,
@@ -324,8 +330,7 @@ async def open_gateway(
             renderer=renderer,
             residency=residency,
             replicas=replicas,
-            loads=loads,
-            recorder=records,
+            ended=ended,
         )
         health = Health(replicas, tenants, 2.0)
         app = App(
@@ -345,12 +350,13 @@ async def open_gateway(
         async with aiohttp.ClientSession(base_url=url) as client:
             try:
                 yield RunningGateway(
-                    url, port, stub, client, records, places, renderer, residency, loads, app,
-                    health, listener,
+                    url, port, stub, client, records, places, renderer, residency, loads, ended,
+                    app, health, listener,
                 )  # fmt: skip
             finally:
                 await client.close()
                 await listener.stop(0.0)
+                ended.close()
                 await engine.close()
 
 
