@@ -5,11 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 
 from gateway.errors import BadRequestError, GatewayError, encode_error
 from gateway.http_headers import REQUEST_ID, request_id_of
+
+
+class TurnedAway(asyncio.Protocol):
+    """A connection over the limit: answered at once, whatever it wants to ask."""
+
+    def __init__(self, error: GatewayError) -> None:
+        self._error = error
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        writer = cast(asyncio.WriteTransport, transport)  # uvloop's are no subclasses of it
+        error = self._error
+        body = encode_error(error)
+        head = (
+            f"HTTP/1.1 {error.status} Service Unavailable\r\n"
+            f"{REQUEST_ID}: {request_id_of({})}\r\nServer: headstart\r\n"
+            f"Retry-After: {error.retry_after_s or 1}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        writer.close()
 
 
 class Connection(web.RequestHandler):
@@ -30,7 +52,7 @@ class Connection(web.RequestHandler):
             loop=asyncio.get_running_loop(),
             keepalive_timeout=keepalive_timeout_s,
             access_log=None,  # type: ignore[arg-type] # as web.Server's callers do
-            logger=logger,  # type: ignore[arg-type]
+            logger=logger,
         )
         self._ended = ended
 

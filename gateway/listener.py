@@ -1,4 +1,4 @@
-"""The gateway's listening socket: time limits of connections, and a stop that drains."""
+"""The gateway's listening socket: limits of connections, and a stop that drains."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gateway.connection import Connection
+from gateway.connection import Connection, TurnedAway
+from gateway.errors import UnavailableError
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _BACKLOG = 1024
 _FORCED_STOP_S = 0.1
+_SAY_AGAIN_S = 60.0
 
 
 class _OneLine(logging.Filter):
@@ -39,8 +41,18 @@ def _logger() -> logging.Logger:
 class Listener:
     """Serves a handler on one address. Start it and stop it on the event loop."""
 
-    def __init__(self, handler: Handler, *, header_timeout_s: float, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        header_timeout_s: float,
+        idle_timeout_s: float,
+        max_connections: int,
+    ) -> None:
         self._handler = handler
+        self._max_connections = max_connections
+        self._open: set[Connection] = set()
+        self._said_full_at = float("-inf")
         self._header_timeout_s = header_timeout_s
         self._idle_timeout_s = idle_timeout_s
         # Leaving clients cancel their handler at once, which closes the way to the engine.
@@ -79,13 +91,16 @@ class Listener:
             timer.cancel()
         self._greetings.clear()
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> Connection | TurnedAway:
+        if len(self._open) >= self._max_connections:
+            return self._turned_away()
         connection = Connection(
             self._http,
             self._ended,
             keepalive_timeout_s=self._idle_timeout_s,
             logger=self._logger,
         )
+        self._open.add(connection)
         self._greetings[connection] = asyncio.get_running_loop().call_later(
             self._header_timeout_s, self._too_slow, connection
         )
@@ -96,7 +111,23 @@ class Listener:
         connection.force_close()
 
     def _ended(self, connection: Connection) -> None:
+        self._open.discard(connection)
         self._greeted(connection)
+
+    def _turned_away(self) -> TurnedAway:
+        now = asyncio.get_running_loop().time()
+        if now - self._said_full_at > _SAY_AGAIN_S:
+            self._said_full_at = now
+            self._logger.warning(
+                "%d connections are open, more are turned away (limits.max_connections)",
+                self._max_connections,
+            )
+        return TurnedAway(
+            UnavailableError(
+                f"{self._max_connections} connections are open (limits.max_connections)",
+                retry_after_s=1,
+            )
+        )
 
     def _greeted(self, connection: Connection) -> None:
         timer = self._greetings.pop(connection, None)

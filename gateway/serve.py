@@ -30,6 +30,7 @@ from gateway.loop_lag import LoopLag
 from gateway.model_fetch import ensure_demo_model
 from gateway.places import Places
 from gateway.proxy import Proxy, ServedModel
+from gateway.rendering_checks import RenderingChecks
 from gateway.stats_page import StatsPage
 from gateway.store_probe import StoreProbe
 from gateway.tenants import Tenants
@@ -80,13 +81,14 @@ class Gateway:
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
         )
+        accounting = Accounting(
+            [replica.id for replica in replicas],
+            model=model.name,
+            version=metadata.version("headstart"),
+            block_size=model.block_size,
+        )
         page = StatsPage(
-            accounting=Accounting(
-                [replica.id for replica in replicas],
-                model=model.name,
-                version=metadata.version("headstart"),
-                block_size=model.block_size,
-            ),
+            accounting=accounting,
             replicas=replicas,
             places=places,
             residency=residency,
@@ -97,7 +99,9 @@ class Gateway:
             store=_store_probe(config, paths, owned),
             loop_lag=loop_lag,
         )
-        ended = EndedCalls(loads, page)
+        checks = RenderingChecks(residency, events.engines, accounting.rendering_checked)
+        owned.callback(checks.close)
+        ended = EndedCalls(loads, page, checks)
         owned.callback(ended.close)
         proxy = Proxy(
             model=model,
@@ -120,6 +124,7 @@ class Gateway:
             self._app,
             header_timeout_s=limits.header_timeout,
             idle_timeout_s=limits.idle_timeout,
+            max_connections=limits.max_connections,
         )
         try:
             port = await listener.start(config.host, config.port)

@@ -79,6 +79,8 @@ class LimitsConfig(Settings):
     """What the gateway accepts."""
 
     max_body: Size = Field(default=Size(16 * MIB), ge=1024)
+    max_connections: int = Field(default=4096, ge=1)
+    """Clients' connections, idle ones too; more are answered with 503 and closed."""
     max_concurrent_requests: int = Field(default=256, ge=1)
     """Requests that are with an engine at the same time."""
     max_waiting_requests: int = Field(default=256, ge=0)

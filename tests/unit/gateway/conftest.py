@@ -343,7 +343,10 @@ async def open_gateway(
             }
         )
         listener = Listener(
-            app, header_timeout_s=limits.header_timeout, idle_timeout_s=limits.idle_timeout
+            app,
+            header_timeout_s=limits.header_timeout,
+            idle_timeout_s=limits.idle_timeout,
+            max_connections=limits.max_connections,
         )
         port = await listener.start("127.0.0.1", 0)
         url = f"http://127.0.0.1:{port}"

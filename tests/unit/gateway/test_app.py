@@ -290,6 +290,35 @@ async def test_broken_http_is_answered_like_every_error(stub_engine, caplog, hea
     assert [r.exc_info for r in lines] == [None]
 
 
+async def test_connections_over_the_limit_are_turned_away(stub_engine, caplog):
+    """With 503 and retry-after; who is connected is served, and who leaves makes room."""
+    kit = stub_engine
+    ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    limits = LimitsConfig(max_connections=2)
+    async with kit.open_gateway(kit.answers(kit.WHOLE), limits=limits) as gateway:
+        kept = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            async with asyncio.timeout(5):
+                answer = await reader.read()
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nRetry-After: 1\r\n" in head
+            assert b"limits.max_connections" in body
+            assert json.loads(body)["error"]["code"] == "unavailable"
+            writer.close()
+        for reader, writer in kept:
+            writer.write(ask)
+            await reader.readuntil(b'{"status":"ok"}')
+            writer.close()
+        async with asyncio.timeout(5):
+            while gateway.listener._open:  # noqa: ASYNC110 - closing has no event here
+                await asyncio.sleep(0.001)
+        async with gateway.client.get("/healthz") as response:
+            assert response.status == 200
+    assert len([r for r in caplog.records if "max_connections" in r.message]) == 1
+
+
 async def test_connections_that_close_without_a_request_leave_nothing(stub_engine):
     """No timer waits for the head that never comes."""
     kit = stub_engine
