@@ -80,6 +80,12 @@ class Accounting:
         if record.load_s and not steps.delivered:
             tally.add_loss(cells, record.load_s)
 
+    def rendering_checked(self, replica: str, confirmed: bool) -> None:
+        """A sample of the renderings has a verdict."""
+        cells = self._ledgers[replica].columns.cells(int(self._uptime_s()))
+        cells[tally.Column.RENDERINGS_CHECKED] += 1
+        cells[tally.Column.RENDERINGS_UNCONFIRMED] += not confirmed
+
     def snapshot(self, *, gauges: Gauges) -> CacheStats:
         """Everything as it stands now; takes about 2 ms a replica, so not for every request."""
         uptime_s = self._uptime_s()

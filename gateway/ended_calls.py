@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gateway.call import Call
 from gateway.record import RequestRecord
+from gateway.rendering_checks import RenderingChecks
 from prefix_store.events import BlocksLoaded
 
 
@@ -41,6 +42,7 @@ class EndedCalls:
         self,
         loads: LoadReports,
         recorder: Recorder,
+        checks: RenderingChecks | None = None,
         *,
         wait_s: float = 0.05,
         max_waiting: int = 1024,
@@ -48,6 +50,7 @@ class EndedCalls:
         """`max_waiting`: with more calls than this that wait, further ones do not."""
         self._loads = loads
         self._recorder = recorder
+        self._checks = checks
         self._wait_s = wait_s
         self._max_waiting = max_waiting
         self._waiting: deque[_Waiting] = deque()
@@ -67,6 +70,8 @@ class EndedCalls:
             self._set_timer()
         else:
             self._recorder.record(call.record(loaded))
+        if self._checks is not None:
+            self._checks.consider(call)
 
     def close(self) -> None:
         """Record what still waits, now."""

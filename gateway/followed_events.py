@@ -20,6 +20,13 @@ class Followed:
     source: EventSource
     subscriber: EventSubscriber
 
+    def progress(self) -> int | None:
+        """Batches applied since the start; None while anything that it said may be lost here."""
+        state, blocks = self.subscriber.state(), self.source.stats()
+        if not state.connected or state.lacking or blocks.refused or blocks.overflow:
+            return None
+        return state.batches
+
 
 class FollowedEvents:
     """The streams of all engines, and of the store where there is one."""

@@ -128,6 +128,12 @@ _PLAIN: tuple[tuple[str, str, Callable[[WindowStats], float]], ...] = (
         "Prompts whose length differs from the engine's.",
         lambda w: w.rendering_mismatches,
     ),
+    ("renderings_checked", "Prompts compared with events.", lambda w: w.renderings_checked),
+    (
+        "renderings_unconfirmed",
+        "Of these, prompts whose first block nobody announced.",
+        lambda w: w.renderings_unconfirmed,
+    ),
     ("unrendered_prompts", "Prompts that were not rendered.", lambda w: w.unrendered_prompts),
     (
         "prefill_saved_seconds",
@@ -139,11 +145,7 @@ _PLAIN: tuple[tuple[str, str, Callable[[WindowStats], float]], ...] = (
         "What reuse cost where it was slower than a cold prefill.",
         lambda w: w.prefill_saved.lost_s or 0.0,
     ),
-    (
-        "losing_requests",
-        "Requests that reuse made slower.",
-        lambda w: w.prefill_saved.losing_requests,
-    ),
+    ("losing_requests", "Requests made slower.", lambda w: w.prefill_saved.losing_requests),
     (
         "prefill_saved_error_seconds",
         "Error bar of headstart_prefill_saved_seconds_total.",

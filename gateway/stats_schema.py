@@ -158,6 +158,14 @@ class WindowStats(Stats):
     unrendered_prompts: Count = Field(
         description="Requests that could not be rendered here and were only passed on."
     )
+    renderings_checked: Count = Field(
+        description="Samples of prompts that an engine computed, compared with the blocks that "
+        "engines announced; at most one every 2 s for each replica."
+    )
+    renderings_unconfirmed: Count = Field(
+        description="Of these, the ones whose first block nobody announced: a suspicion that "
+        "prompts of the right length are rendered to other tokens here."
+    )
 
 
 class WindowsStats(Stats):

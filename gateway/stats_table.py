@@ -39,7 +39,7 @@ def render(stats: CacheStats, window: str) -> RenderableType:
         parts += [_waterfall(total.prompt_tokens), _saved(total.prefill_saved)]
     if total.first_token.total.count:
         parts.append(_first_token(total))
-    if total.rendering_mismatches or total.unrendered_prompts:
+    if total.rendering_mismatches or total.unrendered_prompts or total.renderings_unconfirmed:
         parts.append(_rendering(total))
     parts += [_store(stats.store), _replicas(stats.replicas, chosen)]
     spaced: list[RenderableType] = [parts[0]]
@@ -143,6 +143,12 @@ def _rendering(total: WindowStats) -> RenderableType:
         f"{total.unrendered_prompts:,} could not be rendered",
         style="yellow" if total.rendering_mismatches else "",
     )
+    if total.renderings_unconfirmed:
+        text.append(
+            f"\n{total.renderings_unconfirmed:,} of {total.renderings_checked:,} samples have "
+            "other tokens than any engine announced",
+            style="yellow",
+        )
     return _section("Rendering", text)
 
 

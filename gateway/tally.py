@@ -52,6 +52,8 @@ class Column(enum.IntEnum):
     OUTPUT_TOKENS = enum.auto()
     MISMATCHES = enum.auto()
     UNRENDERED = enum.auto()
+    RENDERINGS_CHECKED = enum.auto()
+    RENDERINGS_UNCONFIRMED = enum.auto()
     SAVED_S = enum.auto()
     SAVED_ERROR_S = enum.auto()
     SAVED_REQUESTS = enum.auto()
@@ -156,6 +158,8 @@ def window_stats(
         prefill_saved=_prefill_saved(cells),
         rendering_mismatches=count(Column.MISMATCHES),
         unrendered_prompts=count(Column.UNRENDERED),
+        renderings_checked=count(Column.RENDERINGS_CHECKED),
+        renderings_unconfirmed=count(Column.RENDERINGS_UNCONFIRMED),
     )
 
 

@@ -88,6 +88,11 @@ class Residency:
         """How much of a prompt is where. Reads only."""
         return self._match(self._index.match(hashes))
 
+    def was_resident(self, block_hash: BlockHash) -> bool | None:
+        """Whether any holder has had the block; None when it is unknown here."""
+        node = self._index.get(block_hash)
+        return None if node is None else bool(node.value & _ONCE_RESIDENT)
+
     def see(self, hashes: Sequence[BlockHash]) -> Match:
         """Remember a prompt's blocks, and that they were used now; what was known before, from
         the same walk. Exceeds the capacity by no more than this one prompt while it runs."""

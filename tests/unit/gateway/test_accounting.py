@@ -34,6 +34,7 @@ def request(
     rendered: bool = True,
     mismatch: bool = False,
     load_s: float = 0.0,
+    unattributed: int = 0,
 ) -> RequestRecord:
     known = prefill_s is not None
     first = FirstToken(
@@ -51,6 +52,7 @@ def request(
         captured=delivered + 32,
         delivered_device=device,
         delivered_memory=memory,
+        unattributed=unattributed,
     )
     return RequestRecord(
         request_id="r",
@@ -235,6 +237,24 @@ def test_rendering_troubles_are_counted(clock: Clock) -> None:
     window = total_of(accounting)
     assert (window.rendering_mismatches, window.unrendered_prompts) == (1, 1)
     assert window.hit_rates.requests == 1
+
+
+def test_checked_renderings_are_counted(clock: Clock) -> None:
+    """All samples, and those that nothing confirmed."""
+    accounting = accounting_of(clock)
+    accounting.rendering_checked("a", True)
+    accounting.rendering_checked("a", False)
+    window = stats_of(accounting).replicas["a"].windows.last_1m
+    assert (window.renderings_checked, window.renderings_unconfirmed) == (2, 1)
+    assert total_of(accounting).renderings_unconfirmed == 1
+
+
+def test_tokens_of_unknown_origin_are_counted(clock: Clock) -> None:
+    """They are part of the device's."""
+    accounting = accounting_of(clock)
+    accounting.record(request(device=320, unattributed=64))
+    tokens = total_of(accounting).prompt_tokens
+    assert (tokens.delivered.device, tokens.unattributed, tokens.unreported) == (320, 64, 0)
 
 
 def test_windows_forget_and_since_start_does_not(clock: Clock) -> None:

@@ -59,6 +59,9 @@ def test_prompts_that_were_only_asked_for_are_not_seen() -> None:
         assert residency.see(chain) == Match(0, {})
     residency.store(DEVICE, None, chain[:2])
     assert residency.see(chain) == Match(2, {DEVICE: 2})
+    residency.clear(DEVICE)
+    known = [residency.was_resident(block) for block in (*chain, *prompt("other"))]
+    assert known == [True, True, False, None]
 
 
 def test_clear_touches_one_holder_only() -> None:
