@@ -275,7 +275,7 @@ class RunningGateway:
             while (  # noqa: ASYNC110
                 self.stub.running or self.listener.running or self.places.running or len(self.ended)
             ):
-                await asyncio.sleep(0.001)  # three parties, none of which has an event for it
+                await asyncio.sleep(0.001)  # four parties, none of which has an event for it
 
 
 @asynccontextmanager
@@ -298,7 +298,6 @@ async def open_gateway(
     limits: LimitsConfig | None = None,
     keys: Mapping[str, str] | None = None,
     engine_url: str | None = None,
-    load_wait_s: float = 0.0,
 ) -> AsyncIterator[RunningGateway]:
     """Stub engine, gateway and a client; closed in reverse order."""
     limits = limits or LimitsConfig()
@@ -321,7 +320,7 @@ async def open_gateway(
             FixedLoads(),
             Records(),
         )
-        ended = EndedCalls(loads, records, wait_s=load_wait_s)
+        ended = EndedCalls(loads, records, wait_s=0.0)
         proxy = Proxy(
             model=ServedModel(MODEL, 8192, BLOCK_SIZE),
             limits=limits,
