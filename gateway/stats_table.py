@@ -98,8 +98,8 @@ def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
         table.add_row(name, f"{count:,}", f"{share:.1%}", bar)
     if tokens.unattributed:
         share = tokens.unattributed / tokens.total
-        row = ("of it, cache or store", f"{tokens.unattributed:,}", f"{share:.1%}")
-        table.add_row(*row, "reused without a report")
+        row = ("unattributed", f"{tokens.unattributed:,}", f"{share:.1%}")
+        table.add_row(*row, "of the engine's cache, or of the store")
     table.add_row("total", f"{tokens.total:,}", "", f"{tokens.uncached:,} went through prefill")
     return _section("Prompt tokens", table)
 
@@ -145,8 +145,8 @@ def _rendering(total: WindowStats) -> RenderableType:
     )
     if total.renderings_unconfirmed:
         text.append(
-            f"\n{total.renderings_unconfirmed:,} of {total.renderings_checked:,} samples have "
-            "other tokens than any engine announced",
+            f"\n{total.renderings_unconfirmed:,} of {total.renderings_checked:,} samples may be "
+            "other tokens: no engine announced them",
             style="yellow",
         )
     return _section("Rendering", text)

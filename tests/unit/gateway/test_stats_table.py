@@ -1,5 +1,7 @@
 """The page of `headstart stats`."""
 
+import dataclasses
+
 import pytest
 from rich.console import Console
 
@@ -38,7 +40,7 @@ STORE = StoreGauges(
 IDLE = Gauges(in_flight=0, waiting=0)
 
 
-def served(delivered: int, prefill_s: float) -> RequestRecord:
+def served(delivered: int, prefill_s: float, *, load_s: float = 0.0) -> RequestRecord:
     prompt = PromptTokens(2000, delivered, delivered, delivered, 0, delivered)
     first = FirstToken(prefill_s + 0.01, 0.0003, 0.004, prefill_s, 0.002)
     return RequestRecord(
@@ -54,6 +56,7 @@ def served(delivered: int, prefill_s: float) -> RequestRecord:
         prompt=prompt,
         first_token=first,
         output_tokens=9,
+        load_s=load_s,
         rendering_mismatch=True,
     )
 
@@ -88,6 +91,32 @@ def test_savings_are_shown_with_their_error() -> None:
     """One cold prompt calibrates the curve, with a wide bar."""
     text = page(served(0, 1.0), served(1984, 0.1))
     assert "900 ms ± 500 ms over 1 request" in text
+
+
+def test_a_loss_is_shown_as_one() -> None:
+    """A slow load is no saving."""
+    text = page(served(0, 1.0), served(1984, 0.1, load_s=3.0))
+    assert "-2.10 s ± 500 ms over 1 request" in text
+    assert "1 request lost 2.10 s by it" in text
+
+
+def test_tokens_of_unknown_origin_and_suspicions_are_shown() -> None:
+    """Only where there are any."""
+    accounting = Accounting(
+        ["engine-0"], model="m", version="1.2.3", block_size=32, clock=lambda: 0.0
+    )
+    record = served(0, 1.0)
+    assert "unattributed" not in page(record)
+    assert "samples" not in page(record)
+    prompt = PromptTokens(2000, 0, 0, 0, 640, 0, unattributed=640)
+    accounting.record(dataclasses.replace(record, prompt=prompt))
+    accounting.rendering_checked("engine-0", False)
+    console = Console(width=80, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(accounting.snapshot(gauges=IDLE), "last_1m"))
+    text = capture.get()
+    assert "640" in line_of(text, "unattributed")
+    assert "1 of 1 samples may be other tokens: no engine announced them" in text
 
 
 def test_unknown_savings_are_said_to_be_unknown() -> None:
