@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -23,6 +24,8 @@ sent into a connection that is just being closed."""
 
 _PROBES = 16
 """Connections beside those of completions, for probes and lists of models."""
+
+_AVOID_S = 5.0
 
 _LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are written piece by piece, which lets the event loop breathe."""
@@ -84,7 +87,10 @@ class EngineRequest:
         except BaseException as error:
             self._client.in_flight -= 1
             if isinstance(error, _FAILURES):
-                raise _translated(error) from error
+                translated = _translated(error)
+                if isinstance(translated, EngineUnreachableError):
+                    self._client.unreachable_at = time.monotonic()
+                raise translated from error
             raise
 
     async def __aexit__(
@@ -105,6 +111,8 @@ class EngineClient:
         self.url = url
         self.in_flight = 0
         """Requests that it works on now."""
+        self.unreachable_at = float("-inf")
+        """When it could not be reached the last time; of time.monotonic()."""
         self._urls: dict[str, URL] = {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -115,6 +123,11 @@ class EngineClient:
             auto_decompress=False,
             skip_auto_headers=_NOT_BY_ITSELF,
         )
+
+    @property
+    def unreachable(self) -> bool:
+        """It could not be reached just now: others are asked first, for a few seconds."""
+        return time.monotonic() - self.unreachable_at < _AVOID_S
 
     async def close(self) -> None:
         """Drop all connections."""

@@ -32,14 +32,18 @@ class Choice:
     captured_blocks: int
 
 
-def choose(replicas: Sequence[Replica], match: Match | None) -> Choice:
-    """The replica on whose path the most blocks are; the first of equals."""
-    best = Choice(replicas[0], _captured(replicas[0], match))
-    for replica in replicas[1:]:
-        captured = _captured(replica, match)
-        if captured > best.captured_blocks:
-            best = Choice(replica, captured)
-    return best
+def ranked(replicas: Sequence[Replica], match: Match | None) -> list[Choice]:
+    """All of them, best first: those that could just be reached, by the blocks on their path, and
+    among equals by the fewest running requests."""
+    choices = [Choice(replica, _captured(replica, match)) for replica in replicas]
+    if len(choices) > 1:
+        choices.sort(key=_rank)
+    return choices
+
+
+def _rank(choice: Choice) -> tuple[bool, int, int]:
+    client = choice.replica.client
+    return (client.unreachable, -choice.captured_blocks, client.in_flight)
 
 
 def _captured(replica: Replica, match: Match | None) -> int:

@@ -7,6 +7,7 @@ import asyncio
 from aiohttp import StreamReader, web
 from multidict import CIMultiDict
 
+from gateway.body_memory import BodyShare
 from gateway.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -51,8 +52,11 @@ class Exchange:
         """The answer's head is on its way: the status cannot be changed any more."""
         return self._response is not None
 
-    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """The body; raises BodyTooLargeError, RequestTimeoutError, BadRequestError."""
+    async def read_body(self, max_bytes: int, timeout_s: float, share: BodyShare) -> bytes:
+        """The body, which takes its `share` of memory.
+
+        Raises BodyTooLargeError, RequestTimeoutError, TooManyRequestsError, BadRequestError.
+        """
         too_large = BodyTooLargeError(f"the body is over {max_bytes} bytes (limits.max_body)")
         length = self.request.content_length
         if length is not None and length > max_bytes:
@@ -65,9 +69,10 @@ class Exchange:
         try:
             if content.is_eof():  # it came in one piece with the head
                 body = content.read_nowait()
+                share.take(len(body))
             else:
                 async with asyncio.timeout(timeout_s):
-                    body = await _read_at_most(content, max_bytes)
+                    body = await _read_at_most(content, max_bytes, share)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"the body did not arrive within {timeout_s:g} s (limits.header_timeout)"
@@ -160,11 +165,12 @@ class Exchange:
             self.abort()
 
 
-async def _read_at_most(content: StreamReader, max_bytes: int) -> bytes:
+async def _read_at_most(content: StreamReader, max_bytes: int, share: BodyShare) -> bytes:
     """All of it, or a little more than `max_bytes` of it."""
     parts: list[bytes] = []
     size = 0
     while size <= max_bytes and (chunk := await content.readany()):
+        share.take(len(chunk))
         size += len(chunk)
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine_adapter.base import EngineAdapterError, Prompt, RenderingError
+from engine_adapter.base import EngineAdapterError, EngineUnreachableError, Prompt, RenderingError
 from gateway.body import Api, CompletionBody
+from gateway.body_memory import BodyMemory, BodyShare
 from gateway.call import Call
-from gateway.choice import Replica, choose
+from gateway.choice import Replica, ranked
 from gateway.ended_calls import EndedCalls
 from gateway.errors import GatewayError, NotFoundError, from_engine_error
 from gateway.exchange import Exchange
@@ -68,6 +69,7 @@ class Proxy:
         limits: LimitsConfig,
         tenants: Tenants,
         places: Places,
+        body_memory: BodyMemory,
         renderer: Renderer,
         residency: Residency,
         replicas: Sequence[Replica],
@@ -77,6 +79,7 @@ class Proxy:
         self._limits = limits
         self._tenants = tenants
         self._places = places
+        self._body_memory = body_memory
         self._renderer = renderer
         self._residency = residency
         self._replicas = replicas
@@ -111,10 +114,21 @@ class Proxy:
 
     async def _straight_line(self, exchange: Exchange, api: Api, call: Call) -> None:
         """design.md, section 5."""
-        limits = self._limits
         tenant = self._tenants.find(exchange.request.headers.get("Authorization"))
         call.tenant = tenant.name
-        raw = await exchange.read_body(limits.max_body, limits.header_timeout)
+        with BodyShare(self._body_memory) as share:
+            body = await self._read(exchange, api, call, share)
+            async with self._places:
+                share.give_back()  # running requests are bounded by their places
+                await self._locate(call, body, api, tenant)
+                await self._send(exchange, api, call, body, tenant)
+
+    async def _read(
+        self, exchange: Exchange, api: Api, call: Call, share: BodyShare
+    ) -> CompletionBody:
+        """The body, checked."""
+        limits = self._limits
+        raw = await exchange.read_body(limits.max_body, limits.header_timeout, share)
         call.body_complete()
         body = CompletionBody(raw, api)
         call.stream = body.stream
@@ -126,16 +140,29 @@ class Proxy:
                 code="model_not_found",
             )
         call.model = body.model
-        async with self._places:
-            await self._locate(call, body, api, tenant)
-            call.choice = choice = choose(self._replicas, call.match)
-            if choice.replica.has_store:
-                # Ours, not the client's id: clients may send one id twice.
-                call.report_id = uuid.uuid4().hex
+        return body
+
+    async def _send(
+        self, exchange: Exchange, api: Api, call: Call, body: CompletionBody, tenant: Tenant
+    ) -> None:
+        """To the best replica, and to the next best where an engine cannot be reached: no answer
+        can have begun there."""
+        silence_s = self._limits.upstream_idle_timeout
+        choices = ranked(self._replicas, call.match)
+        for choice in choices:
+            call.choice = choice
+            # Ours, not the client's id: clients may send one id twice.
+            call.report_id = uuid.uuid4().hex if choice.replica.has_store else None
             sent = body.for_engine(tenant.salt, call.report_id)
             headers = for_engine(exchange.request.headers, call.request_id)
             request = choice.replica.client.request("POST", api.value, headers=headers, body=sent)
-            await relay(exchange, call, request, body.wants_usage, limits.upstream_idle_timeout)
+            try:
+                await relay(exchange, call, request, body.wants_usage, silence_s)
+                return
+            except EngineUnreachableError as error:
+                if choice is choices[-1]:
+                    raise
+                log.warning("%s: %s: %s", call.request_id, choice.replica.id, error)
 
     async def _locate(self, call: Call, body: CompletionBody, api: Api, tenant: Tenant) -> None:
         """Render the prompt and look up its blocks. Never fails the request: without a prompt

@@ -21,6 +21,7 @@ from gateway.accounting import Accounting
 from gateway.app import App, Route
 from gateway.background import run_in_background
 from gateway.body import Api
+from gateway.body_memory import BodyMemory
 from gateway.choice import Replica
 from gateway.ended_calls import EndedCalls
 from gateway.followed_events import FollowedEvents
@@ -108,6 +109,7 @@ class Gateway:
             limits=limits,
             tenants=tenants,
             places=places,
+            body_memory=BodyMemory(limits.body_memory),
             renderer=renderer or NoRenderer(),
             residency=residency,
             replicas=replicas,

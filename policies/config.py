@@ -79,6 +79,8 @@ class LimitsConfig(Settings):
     """What the gateway accepts."""
 
     max_body: Size = Field(default=Size(16 * MIB), ge=1024)
+    body_memory: Size = Field(default=Size(256 * MIB), ge=1024)
+    """Bodies that are being read or wait for a place, all together; more are answered with 429."""
     max_connections: int = Field(default=4096, ge=1)
     """Clients' connections, idle ones too; more are answered with 503 and closed."""
     max_concurrent_requests: int = Field(default=256, ge=1)
@@ -100,6 +102,12 @@ class LimitsConfig(Settings):
     """Bound of the radix index."""
     memo_memory: Size = Field(default=Size(128 * MIB), ge=MIB)
     """Bound of the memo of rendered prefixes."""
+
+    @model_validator(mode="after")
+    def _bodies_fit(self) -> LimitsConfig:
+        if self.body_memory < self.max_body:
+            raise ValueError("body_memory must be at least max_body")
+        return self
 
 
 class TenantConfig(Settings):

@@ -19,6 +19,7 @@ from aiohttp import web
 from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.engine_client import EngineClient
 from gateway.app import App, Route
+from gateway.body_memory import BodyMemory
 from gateway.choice import Replica
 from gateway.ended_calls import EndedCalls
 from gateway.health import Health
@@ -261,6 +262,7 @@ class RunningGateway:
     client: aiohttp.ClientSession
     records: Records
     places: Places
+    body_memory: BodyMemory
     renderer: FixedRenderer
     residency: FixedResidency
     loads: FixedLoads
@@ -298,8 +300,10 @@ async def open_gateway(
     limits: LimitsConfig | None = None,
     keys: Mapping[str, str] | None = None,
     engine_url: str | None = None,
+    with_spare: bool = False,
 ) -> AsyncIterator[RunningGateway]:
-    """Stub engine, gateway and a client; closed in reverse order."""
+    """Stub engine, gateway and a client; closed in reverse order. `with_spare`: a second replica,
+    engine-1, on the same stub."""
     limits = limits or LimitsConfig()
     stub = StubEngine(behave)
     async with _listening(stub.handle) as engine_port:
@@ -309,11 +313,15 @@ async def open_gateway(
             max_requests=limits.max_concurrent_requests,
             connect_timeout_s=limits.connect_timeout,
         )
+        spare = EngineClient(stub.url, max_requests=8, connect_timeout_s=1.0)
         replicas = [Replica("engine-0", engine, (DEVICE, MEMORY))]
+        if with_spare:
+            replicas.append(Replica("engine-1", spare, (ELSEWHERE, MEMORY)))
         tenants = Tenants(b"s" * 32, keys or {})
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
         )
+        body_memory = BodyMemory(limits.body_memory)
         renderer, residency, loads, records = (
             FixedRenderer(),
             FixedResidency(),
@@ -326,6 +334,7 @@ async def open_gateway(
             limits=limits,
             tenants=tenants,
             places=places,
+            body_memory=body_memory,
             renderer=renderer,
             residency=residency,
             replicas=replicas,
@@ -352,14 +361,15 @@ async def open_gateway(
         async with aiohttp.ClientSession(base_url=url) as client:
             try:
                 yield RunningGateway(
-                    url, port, stub, client, records, places, renderer, residency, loads, ended,
-                    app, health, listener,
+                    url, port, stub, client, records, places, body_memory,
+                    renderer, residency, loads, ended, app, health, listener,
                 )  # fmt: skip
             finally:
                 await client.close()
                 await listener.stop(0.0)
                 ended.close()
                 await engine.close()
+                await spare.close()
 
 
 class StubKit:

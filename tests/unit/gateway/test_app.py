@@ -139,6 +139,35 @@ async def test_bodies_over_the_limit_are_413(stub_engine, announced):
         assert [r.status for r in gateway.records.all] == [413, 200]
 
 
+async def test_bodies_that_are_read_at_the_same_time_are_bounded_in_bytes(stub_engine):
+    """Announced lengths count for nothing, what has arrived does, until a place is taken."""
+    kit = stub_engine
+    limits = LimitsConfig(max_body=100_000, body_memory=100_000)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
+    async with kit.open_gateway(kit.answers(kit.WHOLE), limits=limits) as gateway:
+        writers = []
+        for _ in range(9):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(head + b" " * 11_000)
+            writers.append(writer)
+        async with asyncio.timeout(5):
+            while gateway.body_memory.used_bytes < 99_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        body = kit.chat(padding="x" * 2000)
+        async with gateway.client.post(CHAT, json=body) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+            assert "limits.body_memory" in (await response.json())["error"]["message"]
+        for writer in writers:
+            writer.close()
+        async with asyncio.timeout(5):
+            while gateway.body_memory.used_bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        async with gateway.client.post(CHAT, json=body) as response:
+            assert response.status == 200
+        assert gateway.body_memory.used_bytes == 0
+
+
 async def test_body_may_be_announced_with_expect_continue(stub_engine):
     """As curl does for large bodies."""
     kit = stub_engine

@@ -380,6 +380,23 @@ async def test_unreachable_engine_is_503_with_retry_after(stub_engine):
         assert gateway.records.only.outcome is Outcome.ENGINE_ERROR
 
 
+async def test_unreachable_engine_is_passed_over(stub_engine, caplog):
+    """The next replica gets the request; a little later nobody tries the dead one first."""
+    kit = stub_engine
+    async with kit.open_gateway(
+        kit.answers(kit.WHOLE), engine_url="http://127.0.0.1:9", with_spare=True
+    ) as gateway:
+        gateway.residency.answer = Match(3, {DEVICE: 3})
+        for _ in range(2):
+            async with gateway.client.post(CHAT, json=kit.chat()) as response:
+                assert response.status == 200
+                assert response.headers["x-headstart-replica"] == "engine-1"
+        await gateway.settled()
+        assert [r.replica for r in gateway.records.all] == ["engine-1"] * 2
+        assert {r.outcome for r in gateway.records.all} == {Outcome.OK}
+    assert len([r for r in caplog.records if "engine-0" in r.message]) == 1
+
+
 async def test_engine_that_dies_before_the_first_byte_is_502(stub_engine):
     """Nothing was promised yet, so the status can tell."""
     kit = stub_engine

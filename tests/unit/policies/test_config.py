@@ -46,6 +46,7 @@ def test_the_yaml_chooses_the_eviction_policy() -> None:
         ({"store": {"memory": {"eviction": {"kind": "lrux"}}}}, "store.memory.eviction"),
         ({"store": {"lease": "soon"}}, "store.lease"),
         ({"limits": {"max_body": 3}}, "limits.max_body"),
+        ({"limits": {"max_body": "1GiB"}}, "limits"),
     ],
 )
 def test_impossible_values_are_refused_with_their_path(data: object, path: str) -> None:
