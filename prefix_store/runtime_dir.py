@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from policies.config import EngineConfig, HeadstartConfig
+from prefix_store.base import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,36 @@ class RuntimePaths:
         return cls(Path(base) / f"headstart-{os.getuid()}")
 
     def create(self) -> None:
-        """Make the directory, readable for its owner only: events carry tokens and salts."""
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Make the directory, open to its owner only: events carry tokens and salts.
+
+        Raises StoreError when it is, or could be, somebody else's.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise self._refused(f"is no directory of ours ({error.strerror})") from None
+        try:
+            self._make_private(directory)
+        except OSError as error:
+            raise self._refused(f"cannot be made private ({error.strerror})") from None
+        finally:
+            os.close(directory)
+
+    def _make_private(self, directory: int) -> None:
+        status = os.fstat(directory)
+        if status.st_uid != os.getuid():
+            raise self._refused(f"belongs to user {status.st_uid}, not to us ({os.getuid()})")
+        if status.st_mode & stat.S_ISVTX:  # such as /tmp itself: not ours alone to close
+            raise self._refused("is a directory that all users share")
+        if status.st_mode & 0o077:
+            os.fchmod(directory, 0o700)
+
+    def _refused(self, why: str) -> StoreError:
+        return StoreError(
+            f"the runtime directory {self.root} {why}: remove it, or set `runtime_dir` to a "
+            "directory that only you can write to"
+        )
 
     def store_socket(self, config: HeadstartConfig) -> Path:
         socket = config.store.socket if config.store else None
