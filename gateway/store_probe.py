@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gateway.gauges import StoreGauges
@@ -23,6 +24,7 @@ class StoreProbe:
         self._socket = socket
         self._clock = clock
         self._client: StoreClient | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-probe")
         self._lock = asyncio.Lock()
         self._asked_at = float("-inf")
         self.gauges: StoreGauges | None = None
@@ -33,11 +35,17 @@ class StoreProbe:
         async with self._lock:
             if self._clock() - self._asked_at < _MAX_AGE_S:
                 return
-            self.gauges = await asyncio.to_thread(self._ask)
+            # One thread: when a client of the statistics leaves, the question goes on in it.
+            loop = asyncio.get_running_loop()
+            self.gauges = await loop.run_in_executor(self._thread, self._ask)
             self._asked_at = self._clock()
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Give the connection up; waits for a question that still runs, at most a second."""
+        self._thread.shutdown()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -45,13 +53,13 @@ class StoreProbe:
     def _ask(self) -> StoreGauges | None:
         try:
             if self._client is None or self._client.closed:
-                self.close()
+                self._disconnect()
                 self._client = StoreClient.connect(
                     self._socket, client="gateway", timeout_s=_TIMEOUT_S
                 )
             return store_gauges(self._client.stats())
         except StoreError:
-            self.close()
+            self._disconnect()
             return None
 
 

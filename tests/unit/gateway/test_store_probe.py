@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 from gateway.store_probe import StoreProbe, store_gauges
@@ -85,6 +88,38 @@ async def test_two_questions_at_once_are_one(tmp_path, monkeypatch):
     await probe.refresh()
     await probe.refresh()
     assert client.asked == 1
+    probe.close()
+
+
+async def test_questions_never_overlap_even_when_who_asked_leaves(tmp_path, monkeypatch):
+    """A client is for one thread at a time, and nobody closes it in the middle."""
+    going_on, release = threading.Event(), threading.Event()
+
+    class SlowClient(FixedClient):
+        inside = most = 0
+
+        def stats(self) -> StoreStats:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            going_on.set()
+            assert release.wait(10)
+            assert not self.closed
+            self.inside -= 1
+            return super().stats()
+
+    client = SlowClient()
+    monkeypatch.setattr(StoreClient, "connect", lambda *_args, **_more: client)
+    probe = StoreProbe(tmp_path / "store.sock")
+    leaving = asyncio.create_task(probe.refresh())
+    assert await asyncio.to_thread(going_on.wait, 10)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    staying = asyncio.create_task(probe.refresh())
+    await asyncio.sleep(0.05)  # a second thread would have come in by now
+    release.set()
+    await staying
+    probe.close()
+    assert (client.most, client.asked, client.closed) == (1, 2, True)
 
 
 @pytest.mark.parametrize(
