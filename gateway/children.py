@@ -138,7 +138,8 @@ class Children:
     async def stop(self, child: Child) -> None:
         """Stop one of them now."""
         await child.stop()
-        self._running.remove(child)
+        if child in self._running:
+            self._running.remove(child)
 
     async def __aenter__(self) -> Children:
         return self

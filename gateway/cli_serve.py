@@ -7,14 +7,16 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import uvloop
 from pydantic import ValidationError
 
 from engine_adapter.launcher import port_is_free
 from engine_adapter.vllm_build import installed_build
+from gateway.background import run_in_background
 from gateway.children import Child, Children
 from gateway.cli_common import config_of, set_up_logging, with_model
 from gateway.serve import serve
@@ -86,13 +88,24 @@ async def _run(config: HeadstartConfig, parts: Parts) -> None:
         for engine in config.engines:
             await asyncio.to_thread(stack.check_engine, engine)
     try:
-        async with Children() as children:
+        async with Children() as children, AsyncExitStack() as kept:
             if parts.store:
                 logger.info("starting the store (log: %s/store.log)", stack.log_dir)
-                await stack.start_store(children)
+                store = await stack.start_store(children)
+                await run_in_background(
+                    kept, {"keeping the store": partial(stack.keep_store, children, store)}
+                )
             started = await _start_engines(stack, children) if parts.engines else []
-            async with _kept_running(stack, children, started):
-                await serve(config)
+            await run_in_background(
+                kept,
+                {
+                    f"keeping {each.engine.id}": partial(
+                        stack.keep_engine, children, each.child, each.engine
+                    )
+                    for each in started
+                },
+            )
+            await serve(config)
     finally:
         stack.remove_files()
 
@@ -113,22 +126,6 @@ async def _start_engines(stack: Stack, children: Children) -> list[_Started]:
         await stack.engine_ready(each.child, each.engine)
         logger.info("%s is ready at %s", each.engine.id, each.engine.url)
     return started
-
-
-@contextlib.asynccontextmanager
-async def _kept_running(
-    stack: Stack, children: Children, started: list[_Started]
-) -> AsyncIterator[None]:
-    keepers = [
-        asyncio.create_task(stack.keep_engine(children, each.child, each.engine))
-        for each in started
-    ]
-    try:
-        yield
-    finally:
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
 
 
 def _cancel_on_signals() -> None:

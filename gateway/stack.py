@@ -13,24 +13,18 @@ from engine_adapter.engine_log import failure_reason
 from engine_adapter.launcher import EngineCommand, build_command, check_launch
 from engine_adapter.vllm_build import VllmBuild
 from gateway.children import Child, Children, ChildSpec, Probe
+from gateway.keeping import Notice, keep_running
 from gateway.local_http import is_healthy, request
 from policies.config import EngineConfig, HeadstartConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
 from prefix_store.runtime_dir import RuntimePaths
 
-Notice = Callable[[str], None]
-"""Where it is said what goes on."""
-
 STORE_READY_S = 60.0
 ENGINE_READY_S = 600.0
 ENGINE_GRACE_S = 15.0
-FIRST_BACKOFF_S = 1.0
-LONGEST_BACKOFF_S = 60.0
 _WARM_UP = list(range(1, 9))
 """Token ids; shorter than a block, so nothing of them stays in any cache."""
-SETTLED_S = 300.0
-"""An engine that ran this long is restarted at once again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +50,14 @@ class Stack:
 
     async def start_store(self, children: Children) -> Child:
         """The store server, once it answers."""
-        argv = self._headstart("store", "--config", str(self.write_config()))
-        child = await children.start(ChildSpec("store", argv, self.log_dir / "store.log"))
+        child = await self._spawn_store(children)
         socket = self.paths.store_socket(self.config)
         await child.ready(_in_thread(lambda: _store_answers(socket)), timeout_s=STORE_READY_S)
         return child
+
+    async def _spawn_store(self, children: Children) -> Child:
+        argv = self._headstart("store", "--config", str(self.write_config()))
+        return await children.start(ChildSpec("store", argv, self.log_dir / "store.log"))
 
     def check_engine(self, engine: EngineConfig) -> None:
         """LaunchError for what can be known to be wrong before anything is started."""
@@ -92,18 +89,13 @@ class Stack:
 
     async def keep_engine(self, children: Children, child: Child, engine: EngineConfig) -> None:
         """Start it again whenever it ends, later each time that it does not last. Never returns."""
-        backoff_s = FIRST_BACKOFF_S
-        loop = asyncio.get_running_loop()
-        while True:
-            started = loop.time()
-            await child.wait()
-            await children.stop(child)
-            if loop.time() - started > SETTLED_S:
-                backoff_s = FIRST_BACKOFF_S
-            self.notice(f"{child.failure(child.ending)}; starting it again in {backoff_s:.0f} s")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
-            child = await self.start_engine(children, engine)
+        await keep_running(
+            children, child, lambda: self.start_engine(children, engine), self.notice
+        )
+
+    async def keep_store(self, children: Children, child: Child) -> None:
+        """Likewise. Engines and gateway connect to the new one by themselves."""
+        await keep_running(children, child, lambda: self._spawn_store(children), self.notice)
 
     def _command(self, engine: EngineConfig) -> EngineCommand:
         model_dir = Path(self.config.model.path or "")
