@@ -1,4 +1,4 @@
-# Needs: Python 3.11 or newer, make, a C++ compiler (vLLM compiles small kernels on the CPU).
+# Needs: Python 3.11 or newer and make.
 # make demo    sets everything up and shows a stored prefix being reused (Ctrl-C ends it)
 # make test    every check, real engine included
 
