@@ -168,6 +168,18 @@ async def test_bodies_that_are_read_at_the_same_time_are_bounded_in_bytes(stub_e
         assert gateway.body_memory.used_bytes == 0
 
 
+async def test_running_requests_leave_the_memory_of_bodies_to_others(stub_engine):
+    """They are bounded by their number."""
+    kit = stub_engine
+    async with kit.open_gateway(kit.hangs()) as gateway:
+        asking = asyncio.create_task(gateway.client.post(CHAT, json=kit.chat()))
+        await gateway.stub.arrived.wait()
+        assert gateway.body_memory.used_bytes == 0
+        gateway.stub.release.set()
+        async with await asking as response:
+            assert response.status == 200
+
+
 async def test_body_may_be_announced_with_expect_continue(stub_engine):
     """As curl does for large bodies."""
     kit = stub_engine

@@ -6,8 +6,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-import pytest
-
 from engine_adapter.base import LaunchError
 from gateway.children import Children, ChildSpec
 from gateway.cli_serve import Parts
@@ -58,18 +56,17 @@ async def test_errors_at_a_restart_are_said_and_tried_again(tmp_path):
         assert line.startswith("script could not be started")
 
 
-@pytest.mark.parametrize("deaths", [2])
-async def test_the_embedded_store_is_kept_running(tmp_path, monkeypatch, deaths):
+async def test_the_embedded_store_is_kept_running(tmp_path, monkeypatch):
     """It dies while the gateway serves; each time another one takes its place."""
     started: list = []
     said: list[str] = []
     enough = asyncio.Event()
 
     async def spawn(self, children):
-        lasts = 600 if len(started) == deaths else 0
+        lasts = 600 if len(started) == 2 else 0
         child = await children.start(spec(tmp_path, f"import time; time.sleep({lasts})"))
         started.append(child)
-        if len(started) > deaths:
+        if len(started) > 2:
             enough.set()
         return child
 
@@ -87,5 +84,5 @@ async def test_the_embedded_store_is_kept_running(tmp_path, monkeypatch, deaths)
     monkeypatch.setattr("gateway.cli_serve._cancel_on_signals", lambda: None)
     config = HeadstartConfig(runtime_dir=str(tmp_path / "rt"))
     await run_serve(config, Parts(store=True, engines=False))
-    assert len(started) == deaths + 1
-    assert len(said) == deaths
+    assert len(started) == 3
+    assert len(said) == 2
