@@ -30,7 +30,9 @@ class RequestCounts(Stats):
     total: Count = Field(description="All requests that ended in the window.")
     ok: Count = Field(description="Answered in full.")
     cancelled: Count = Field(description="The client went away first.")
-    refused: Count = Field(description="Answered by the gateway itself: bad input or no place.")
+    refused: Count = Field(
+        description="Bad input, as the gateway or the engine (4xx) judged it, or no place."
+    )
     engine_error: Count = Field(description="The engine failed or could not be reached.")
 
 

@@ -82,6 +82,17 @@ async def stopped_listening(config: HeadstartConfig) -> None:
             await asyncio.sleep(0.001)
 
 
+async def stats_after(client: aiohttp.ClientSession, ended: int) -> CacheStats:
+    """A record waits a moment for the report of a load that may have been."""
+    async with asyncio.timeout(10):
+        while True:
+            async with client.get("/cache/stats") as response:
+                stats = CacheStats.model_validate_json(await response.read())
+            if stats.total.windows.since_start.requests.total == ended:
+                return stats
+            await asyncio.sleep(0.01)
+
+
 async def test_a_request_shows_in_the_statistics(stub_engine, configure, no_tokenizer):
     """All routes are wired; the store does not answer and that is said."""
     kit = stub_engine
@@ -93,8 +104,7 @@ async def test_a_request_shows_in_the_statistics(stub_engine, configure, no_toke
                 assert response.status == 200
             async with client.get("/readyz") as response:
                 assert response.status == 200
-            async with client.get("/cache/stats") as response:
-                stats = CacheStats.model_validate_json(await response.read())
+            stats = await stats_after(client, ended=1)
             async with client.get("/metrics") as response:
                 assert 'replica="engine-0"' in await response.text()
         assert stats.replicas["engine-0"].windows.since_start.requests.ok == 1
