@@ -191,7 +191,8 @@ def judgements(rows: list[Row]) -> list[str]:
     row = next(row for row in rows if row.num_tokens == 2000)
     cold, device, store = (row.median_s(kind) for kind in ("cold", "device", "store"))
     return [
-        f"aim at 2,000 tokens: {name} at most {aim}: {ratio:.3f}, {'met' if ratio <= aim else 'MISSED'}"
+        f"aim at 2,000 tokens: {name} at most {aim}: {ratio:.3f}, "
+        + ("met" if ratio <= aim else "MISSED")
         for name, aim, ratio in (
             ("store/cold", AIM_OF_COLD, store / cold),
             ("store/engine", AIM_OF_DEVICE, store / device),
