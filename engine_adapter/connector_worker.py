@@ -6,8 +6,11 @@ completed the blocks and sealed in another thread. Any fault of the store is a m
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_TRY_S = 10.0
 """An engine that starts with a store there uses it from its first request on."""
+
+LOAD_SWITCH_INTERVAL_S = 0.0002
 
 MAX_SEALING = 64
 """Saves that are copied but not yet sealed; more are not saved."""
@@ -72,8 +77,8 @@ class WorkerHalf:
         self._link: StoreLink | None = None
         self._mover: BlockMover | None = None
         self._shape: RecordShape | None = None
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="headstart-load")
-        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="headstart-seal")
+        self._loader = _threads(1, "headstart-load")
+        self._sealer = _threads(1, "headstart-seal")
         self._copiers: ThreadPoolExecutor | None = None
         self._sealing = threading.BoundedSemaphore(MAX_SEALING)
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
@@ -84,9 +89,7 @@ class WorkerHalf:
         """Take the engine's KV cache and connect to the store. Raises UnsupportedLayoutError."""
         kv = PagedKV.of(kv_caches, num_blocks)
         self._mover = block_mover(kv)
-        self._copiers = ThreadPoolExecutor(
-            self._mover.num_threads, thread_name_prefix="headstart-copy"
-        )
+        self._copiers = _threads(self._mover.num_threads, "headstart-copy")
         self._shape = RecordShape(block_size, kv.block_bytes)
         self._link = StoreLink(self._socket, self._name, self._prepare)
         self._link.wait_first_try(FIRST_TRY_S)
@@ -180,6 +183,10 @@ class WorkerHalf:
     def _load(self, order: LoadOrder) -> None:
         started = time.perf_counter()
         num_good = 0
+        switch_interval_s = sys.getswitchinterval()
+        # The engine's loop polls in Python meanwhile: at the usual 5 ms, copies of half a
+        # millisecond each would wait for it longer than they take.
+        sys.setswitchinterval(LOAD_SWITCH_INTERVAL_S)
         client = self._client()
         same_store = client is not None and client.welcome.incarnation == order.incarnation
         try:
@@ -187,6 +194,8 @@ class WorkerHalf:
                 num_good = self._copy_in(client, order)
         except Exception:
             logger.exception("a load failed; its tokens are computed instead")
+        finally:
+            sys.setswitchinterval(switch_interval_s)
         # Until the lease ends nothing can have changed under the copy; after it, anything can.
         if time.monotonic() >= order.deadline:
             num_good = 0
@@ -280,3 +289,15 @@ class WorkerHalf:
             logger.warning("%s", error)
         except Exception:
             logger.exception("the connector failed; its blocks are computed when they are needed")
+
+
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_spread_out)
+
+
+def _spread_out() -> None:
+    """vLLM binds a CPU worker's main thread to one core, and threads inherit that: copies would
+    share this core with one another and with the engine's loop. Ours may run where the engine's
+    parent process may."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
