@@ -37,6 +37,7 @@ FIRST_TRY_S = 10.0
 """An engine that starts with a store there uses it from its first request on."""
 
 LOAD_SWITCH_INTERVAL_S = 0.0002
+"""Python's thread switch interval while a load is under way."""
 
 MAX_SEALING = 64
 """Saves that are copied but not yet sealed; more are not saved."""
@@ -69,7 +70,7 @@ class _Record:
 
 
 class WorkerHalf:
-    """Owns the connection to the store and two threads; `close` ends them."""
+    """Owns the connection to the store and the threads that load, copy and seal; see `close`."""
 
     def __init__(self, socket: Path, name: str) -> None:
         self._socket = socket

@@ -43,7 +43,3 @@ class StoreUnavailableError(StoreError):
 
 class StoreProtocolError(StoreError):
     """The peer broke the protocol: an unknown message, a wrong version, a torn frame."""
-
-
-class ArenaFullError(StoreError):
-    """Nothing more can be reserved: the rest is leased, pinned or being written."""
