@@ -130,10 +130,18 @@ class Children:
         self._running: list[Child] = []
 
     async def start(self, spec: ChildSpec) -> Child:
-        """Start one more child."""
-        child = await Child.start(spec)
-        self._running.append(child)
-        return child
+        """Start one more child. One whose start is cancelled half-way is still owned here."""
+        starting = asyncio.ensure_future(Child.start(spec))
+        starting.add_done_callback(self._own)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            raise
+
+    def _own(self, starting: asyncio.Future[Child]) -> None:
+        if not starting.cancelled() and starting.exception() is None:
+            self._running.append(starting.result())
 
     async def stop(self, child: Child) -> None:
         """Stop one of them now."""

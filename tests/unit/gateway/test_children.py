@@ -208,3 +208,19 @@ async def test_resource_tracker_gets_time_to_remove_shared_memory(tmp_path: Path
     name = (tmp_path / "name").read_text()
     assert name
     assert name not in os.listdir("/dev/shm")
+
+
+async def test_a_child_whose_start_was_cancelled_is_stopped_too(tmp_path: Path) -> None:
+    """However far the start had come: leaving the block ends it, and nothing is left."""
+    async with Children() as children:
+        for turns in range(6):
+            starting = asyncio.create_task(
+                children.start(script(tmp_path, "import time; time.sleep(600)"))
+            )
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            starting.cancel()
+            await asyncio.wait([starting])
+        started = [child.pid for child in children._running]
+    assert started
+    assert not [pid for pid in started if is_running(pid)]
