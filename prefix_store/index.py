@@ -9,14 +9,15 @@ children (they would be dead bytes), and removing a block removes what hangs bel
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from policies.eviction import Eviction
+from policies.access import NO_ACCESS, Access
+from policies.eviction import EvictionQueue
 from prefix_store.base import BlockHash, StoreError
 
 V = TypeVar("V")
 
-NODE_BYTES = 320
+NODE_BYTES = 352
 """Memory of one node with its hash and its dictionary entry (upper bound, held to by a test)."""
 
 CANDIDATE_BYTES = 400
@@ -27,26 +28,52 @@ class OrphanError(StoreError):
     """A block was to be inserted below a parent that is not in the index."""
 
 
+class Eviction(Protocol):
+    """What orders an index's victims: any of policies.eviction, or a wrapper of one."""
+
+    def queue(self) -> EvictionQueue[Any]:
+        """A new, empty queue."""
+
+
 class Node(Generic[V]):
-    """One block. Owned by its index; others read it and may set `value`."""
+    """One block. Owned by its index; others read it and may set `value`; `mark` belongs to the
+    eviction policy."""
 
     __slots__ = (
         "_first_child",
         "_next",
         "_previous",
+        "access",
         "depth",
         "hash",
         "inserted",
         "last_used",
         "leases",
+        "mark",
+        "num_bytes",
+        "num_tokens",
         "parent",
         "value",
     )
 
-    def __init__(self, block_hash: BlockHash, parent: Node[V] | None, value: V, clock: int) -> None:
+    def __init__(
+        self,
+        block_hash: BlockHash,
+        parent: Node[V] | None,
+        value: V,
+        clock: int,
+        *,
+        access: Access = NO_ACCESS,
+        num_tokens: int = 0,
+        num_bytes: int = 0,
+    ) -> None:
         self.hash = block_hash
         self.parent = parent
         self.value = value
+        self.access = access
+        self.mark: Any = None
+        self.num_tokens = num_tokens
+        self.num_bytes = num_bytes
         self.depth: int = parent.depth + 1 if parent is not None else 0
         """Blocks before this one in its prompt."""
         self.leases = 0
@@ -68,7 +95,7 @@ class RadixIndex(Generic[V]):
 
     def __init__(self, eviction: Eviction) -> None:
         self._nodes: dict[BlockHash, Node[V]] = {}
-        self._queue = eviction.queue()
+        self._queue: EvictionQueue[Node[V]] = eviction.queue()
         self._clock = 0
 
     def __len__(self) -> int:
@@ -95,16 +122,32 @@ class RadixIndex(Generic[V]):
             found.append(node)
         return found
 
-    def touch(self, nodes: Sequence[Node[V]]) -> None:
-        """Mark a run as used now."""
+    def touch(self, nodes: Sequence[Node[V]], access: Access = NO_ACCESS) -> None:
+        """Mark a run, from the first block of its prompt on, as used now by `access`."""
         self._clock += 1
         clock = self._clock
         for node in nodes:
             node.last_used = clock
+            node.access = access
+        self._queue.use(nodes)
         if nodes and self._is_candidate(nodes[-1]):
-            self._enqueue(nodes[-1])
+            self._queue.add(nodes[-1])
 
-    def insert(self, parent: BlockHash | None, block_hash: BlockHash, value: V) -> Node[V]:
+    def reconsider(self, node: Node[V]) -> None:
+        """What is known of a block's last use has changed: so may its rank."""
+        if self._is_candidate(node) and self._nodes.get(node.hash) is node:
+            self._queue.add(node)
+
+    def insert(
+        self,
+        parent: BlockHash | None,
+        block_hash: BlockHash,
+        value: V,
+        *,
+        access: Access = NO_ACCESS,
+        num_tokens: int = 0,
+        num_bytes: int = 0,
+    ) -> Node[V]:
         """Add a block below `parent` (None: first block of its prompt). A block that is here
         already is returned as it is. Raises OrphanError when the parent is missing."""
         node = self._nodes.get(block_hash)
@@ -116,17 +159,21 @@ class RadixIndex(Generic[V]):
             if above is None:
                 raise OrphanError(f"parent {parent.hex()} of block {block_hash.hex()} is not here")
         self._clock += 1
-        node = Node(block_hash, above, value, self._clock)
+        node = Node(
+            block_hash, above, value, self._clock,
+            access=access, num_tokens=num_tokens, num_bytes=num_bytes,
+        )  # fmt: skip
         self._nodes[block_hash] = node
+        self._queue.insert(node)
         if above is not None:
             if above.is_leaf:
-                self._queue.discard(above.hash)
+                self._queue.discard(above)
             first = above._first_child
             node._next = first
             if first is not None:
                 first._previous = node
             above._first_child = node
-        self._enqueue(node)
+        self._queue.add(node)
         return node
 
     def remove(self, block_hash: BlockHash) -> list[Node[V]]:
@@ -150,7 +197,7 @@ class RadixIndex(Generic[V]):
         """Protect blocks from eviction until `release`; leases on one block add up."""
         for node in nodes:
             node.leases += 1
-            self._queue.discard(node.hash)
+            self._queue.discard(node)
 
     def release(self, nodes: Iterable[Node[V]]) -> None:
         """Undo one `lease` of each of `nodes`. Blocks that were removed meanwhile are skipped by
@@ -158,16 +205,34 @@ class RadixIndex(Generic[V]):
         for node in nodes:
             node.leases -= 1
             if self._is_candidate(node) and self._nodes.get(node.hash) is node:
-                self._enqueue(node)
+                self._queue.add(node)
 
-    def evict(self) -> Node[V] | None:
-        """Take the next victim out: a leaf that nobody leases. None when there is none."""
-        block_hash = self._queue.pop()
-        if block_hash is None:
-            return None
-        node = self._nodes[BlockHash(block_hash)]
-        self._unlink(node)
+    def candidate(self, now: float = 0.0) -> Node[V] | None:
+        """The next victim: a leaf that nobody leases; None when there is none. It stays in the
+        index and is nobody's candidate any more: the caller removes it, or leases and releases
+        it."""
+        return self._queue.pop(now)
+
+    def evict(self, now: float = 0.0) -> Node[V] | None:
+        """Take the next victim out."""
+        node = self._queue.pop(now)
+        if node is not None:
+            self._unlink(node)
         return node
+
+    def admits(self, node: Node[V], now: float = 0.0) -> bool:
+        """Whether a block that is not here is worth the room of the next victim."""
+        return self._queue.admits(node, now)
+
+    def order_by(self, eviction: Eviction) -> None:
+        """Another policy from now on. It has not seen the blocks' past uses but the last one."""
+        self._queue = eviction.queue()
+        for node in sorted(self._nodes.values(), key=lambda each: (each.last_used, each.depth)):
+            node.mark = None
+            self._queue.insert(node)
+        for node in self._nodes.values():
+            if self._is_candidate(node):
+                self._queue.add(node)
 
     @property
     def memory_bytes(self) -> int:
@@ -177,14 +242,9 @@ class RadixIndex(Generic[V]):
     def _is_candidate(self, node: Node[V]) -> bool:
         return node.is_leaf and node.leases == 0
 
-    def _enqueue(self, node: Node[V]) -> None:
-        self._queue.add(
-            node.hash, inserted=node.inserted, last_used=node.last_used, depth=node.depth
-        )
-
     def _unlink(self, node: Node[V]) -> None:
         del self._nodes[node.hash]
-        self._queue.discard(node.hash)
+        self._queue.remove(node)
         above = node.parent
         if above is None:
             return
@@ -196,4 +256,4 @@ class RadixIndex(Generic[V]):
             node._next._previous = node._previous
         node._next = node._previous = None
         if self._is_candidate(above):
-            self._enqueue(above)
+            self._queue.add(above)
