@@ -26,7 +26,7 @@ class Entry:
     num_bytes: int = 1024
     inserted: int = 0
     last_used: int = 0
-    access: Access = field(default=NO_ACCESS)
+    access: Access = field(default_factory=lambda: NO_ACCESS)
     mark: Any = None
 
 
