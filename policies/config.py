@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from policies.base import Duration, Settings, Size
 from policies.eviction import Eviction, LruEviction
+from policies.loading import FasterThanRecomputeLoading, Loading
 
 MIB = 1024**2
 GIB = 1024**3
@@ -60,6 +61,45 @@ class MemoryTierConfig(Settings):
     """Check the payload's checksum at every load (about as fast as the copy itself)."""
 
 
+class LowerTierConfig(Settings):
+    """What every tier below memory has."""
+
+    capacity: Size = Field(ge=MIB)
+    eviction: Eviction = LruEviction()
+    write: Literal["on_eviction", "on_save"] = "on_eviction"
+    """When blocks are offered: as they go from the tier above, or as soon as they are saved."""
+
+
+class DiskTierConfig(LowerTierConfig):
+    """Files in a directory of this host."""
+
+    path: str
+    """Made where it is missing; it must be empty or a store's."""
+    capacity: Size = Field(default=Size(16 * GIB), ge=MIB)
+
+
+class RedisTierConfig(LowerTierConfig):
+    """A Redis or Valkey server, or a cluster, which several stores may share."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    """redis://, rediss:// (TLS), unix://, redis+cluster://, rediss+cluster://; user and password
+    as in redis://user:password@host."""
+    capacity: Size = Field(default=Size(4 * GIB), ge=MIB)
+    """What this store may keep there; what other stores wrote can be read and is theirs."""
+    timeout: Duration = Field(default=0.05, gt=0.0, le=10.0)
+    """For a look-up; a transfer gets more, in proportion to its size."""
+
+    @field_validator("url")
+    @classmethod
+    def _redis_url(cls, value: str) -> str:
+        if not re.match(r"^(rediss?(\+cluster)?|unix)://.", value):
+            raise ValueError(
+                "not a Redis URL, such as redis://127.0.0.1:6379/0, rediss://, unix:// or "
+                "redis+cluster://"
+            )
+        return value
+
+
 class StoreConfig(Settings):
     """The store server of this host. Relative socket paths lie below the runtime directory."""
 
@@ -71,6 +111,10 @@ class StoreConfig(Settings):
     directory."""
     events_replay: str | None = None
     memory: MemoryTierConfig = MemoryTierConfig()
+    disk: DiskTierConfig | None = None
+    redis: RedisTierConfig | None = None
+    loading: Loading = FasterThanRecomputeLoading()
+    """Whether blocks that lie below memory are loaded or computed."""
     lease: Duration = Field(default=30.0, ge=5.0, le=600.0)
     """How long blocks that an engine is about to load are protected from eviction."""
 

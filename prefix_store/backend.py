@@ -25,6 +25,8 @@ class KeptBlock:
     """That count against the quota: of the record, and what the backend adds to keep it."""
     salt: str = ""
     """Of the tenant; only with the first block of a prompt."""
+    token_ids: bytes = b""
+    """int32, little-endian: for the events that announce the block."""
 
 
 @dataclass(frozen=True, slots=True)

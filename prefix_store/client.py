@@ -77,10 +77,30 @@ class StoreClient:
         """Be counted among the engines' connectors."""
         self._tell(protocol.Serving())
 
-    def match(self, hashes: list[BlockHash], lease_from: int) -> protocol.Matched:
-        """How many blocks of a prefix are there; those from `lease_from` on get leased."""
-        request = protocol.Match(protocol.join_hashes(hashes), lease_from)
-        return self._ask(request, protocol.Matched)
+    def match(
+        self,
+        hashes: list[BlockHash],
+        lease_from: int,
+        *,
+        request: str = "",
+        record_bytes: int = 0,
+        facts: protocol.Facts | None = None,
+    ) -> protocol.Matched:
+        """How many blocks of a prefix are there; those from `lease_from` on get leased. With
+        `record_bytes` those that lie below memory are brought up (see Matched.arriving)."""
+        joined = protocol.join_hashes(hashes)
+        question = protocol.Match(
+            joined, lease_from, request, record_bytes, facts or protocol.Facts()
+        )
+        return self._ask(question, protocol.Matched)
+
+    def progress(self, lease: int) -> protocol.Progressed:
+        """How many of a lease's arriving blocks are there now."""
+        return self._ask(protocol.Progress(lease), protocol.Progressed)
+
+    def computed(self, num_tokens: int, attended: float, seconds: float) -> None:
+        """Tell what a step of the engine took."""
+        self._tell(protocol.Computed(num_tokens, attended, seconds))
 
     def reserve(
         self, parent: BlockHash, is_root: bool, hashes: list[BlockHash], record_bytes: int
@@ -90,14 +110,18 @@ class StoreClient:
         request = protocol.Reserve(parent, is_root, joined, record_bytes)
         return self._ask(request, protocol.Reserved)
 
-    def commit(self, tickets: Sequence[int], salt: str) -> None:
-        self._tell(protocol.Commit(list(tickets), salt))
+    def commit(self, tickets: Sequence[int], salt: str, request: str = "") -> None:
+        self._tell(protocol.Commit(list(tickets), salt, request))
 
     def cancel(self, tickets: Sequence[int]) -> None:
         self._tell(protocol.Cancel(list(tickets)))
 
     def release(self, lease: int, loaded: BlocksLoaded | None = None) -> None:
         self._tell(protocol.Release(lease, loaded))
+
+    def outcome(self, request_id: str, stop: str, output_tokens: int) -> None:
+        """Tell how the answer to a request ended."""
+        self._tell(protocol.Outcome(request_id, stop, output_tokens))
 
     def drop(self, block_hash: BlockHash) -> None:
         self._tell(protocol.Drop(block_hash))

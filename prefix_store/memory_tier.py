@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from policies.access import NO_ACCESS, Access
 from policies.config import MemoryTierConfig
 from prefix_store import events
 from prefix_store.base import BlockHash
@@ -18,7 +19,7 @@ from prefix_store.extents import Extent, ExtentAllocator
 from prefix_store.index import Node, RadixIndex
 from prefix_store.record import RecordHeader, read_header
 from prefix_store.tier_counters import Removal, TierCounters
-from prefix_store.tier_events import StoredBlock, stored_events
+from prefix_store.tier_events import Announced, removed_event, stored_events
 
 RESERVATION_S = 60.0
 """A writer that did not commit by then has lost its place."""
@@ -27,6 +28,15 @@ ABANDONED_S = 5.0
 """So long may a writer whose connection ended still be in the middle of a copy."""
 
 MAX_LEASES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """Where a visible block lies."""
+
+    extent: Extent
+    salt: str
+    """Of the tenant; only with the first block of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class MatchedRun:
     leased: Sequence[Extent]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Lease:
     nodes: list[Node[StoredBlock]]
     expires: float
@@ -117,21 +127,43 @@ class MemoryTier:
     def num_leased_blocks(self) -> int:
         return sum(len(lease.nodes) for lease in self._leases.values())
 
-    def match(self, hashes: Sequence[BlockHash], lease_from: int, now: float) -> MatchedRun:
+    def match(
+        self,
+        hashes: Sequence[BlockHash],
+        lease_from: int,
+        now: float,
+        access: Access = NO_ACCESS,
+    ) -> MatchedRun:
         """The resident run of a prefix; its blocks from `lease_from` on are leased."""
         nodes = self._index.match(hashes)
-        self._index.touch(nodes)
+        self._index.touch(nodes, access)
         counters = self.counters
         counters.matches += 1
         counters.blocks_asked += len(hashes)
         counters.blocks_matched += len(nodes)
         wanted = nodes[lease_from:]
-        if not wanted or len(self._leases) >= MAX_LEASES:
-            return MatchedRun(len(nodes), 0, ())
+        lease = self.open_lease(wanted, now) if wanted else 0
+        return MatchedRun(
+            len(nodes), lease, [node.value.extent for node in wanted] if lease else ()
+        )
+
+    def open_lease(self, nodes: Sequence[Node[StoredBlock]], now: float) -> int:
+        """A lease on blocks, to which more may be added; 0 when there are too many leases."""
+        if len(self._leases) >= MAX_LEASES:
+            return 0
         lease = next(self._lease_ids)
-        self._index.lease(wanted)
-        self._leases[lease] = _Lease(wanted, now + self._lease_s)
-        return MatchedRun(len(nodes), lease, [node.value.extent for node in wanted])
+        self._index.lease(nodes)
+        self._leases[lease] = _Lease(list(nodes), now + self._lease_s)
+        return lease
+
+    def add_to_lease(self, lease: int, block_hash: BlockHash) -> bool:
+        """One more block for a lease; False when either is gone."""
+        held, node = self._leases.get(lease), self._index.get(block_hash)
+        if held is None or node is None:
+            return False
+        self._index.lease([node])
+        held.nodes.append(node)
+        return True
 
     def release(self, lease: int) -> None:
         """End a lease; unknown and expired ones are ignored."""
@@ -160,7 +192,7 @@ class MemoryTier:
             if resident is None and not self._reserved_hashes[block_hash]:
                 if held is not None:
                     self._index.lease([held])
-                extent = self._make_room(record_bytes)
+                extent = self._make_room(record_bytes, now)
                 if extent is None:
                     if held is not None:
                         self._index.release([held])
@@ -176,21 +208,21 @@ class MemoryTier:
             parent, held = block_hash, resident
         return places
 
-    def commit(self, tickets: Sequence[int], salt: str) -> None:
+    def commit(self, tickets: Sequence[int], salt: str, access: Access = NO_ACCESS) -> None:
         """Make reserved blocks visible, in this order. What has no parent here, is here already or
         is not what was reserved is dropped."""
-        stored: list[tuple[Node[StoredBlock], RecordHeader]] = []
+        stored: list[Announced] = []
         for ticket in tickets:
             reservation = self._end_reservation(ticket)
             if reservation is None:
                 continue
-            node_and_header = self._admit(reservation, salt)
-            if node_and_header is None:
+            announced = self._admit(reservation, salt, access)
+            if announced is None:
                 self._space.free(reservation.extent)
             else:
-                stored.append(node_and_header)
+                stored.append(announced)
         if stored:
-            self._publish(stored_events(stored))
+            self._publish(stored_events(stored, events.MEDIUM_MEMORY))
 
     def cancel(self, tickets: Sequence[int]) -> None:
         """Give reserved places back."""
@@ -239,12 +271,41 @@ class MemoryTier:
         for node in nodes:
             header = read_header(self._record(node.value.extent))
             if header is not None and self._index.get(node.hash) is node:
-                stored.append((node, header))
-        return stored_events(stored)
+                stored.append(_announced(node, header))
+        return stored_events(stored, events.MEDIUM_MEMORY)
 
-    def _admit(
-        self, reservation: _Reservation, salt: str
-    ) -> tuple[Node[StoredBlock], RecordHeader] | None:
+    def get(self, block_hash: BlockHash) -> Node[StoredBlock] | None:
+        """A visible block."""
+        return self._index.get(block_hash)
+
+    def record(self, node: Node[StoredBlock]) -> memoryview:
+        """The bytes of a block that the caller holds."""
+        return self._record(node.value.extent)
+
+    def next_victim(self, now: float) -> Node[StoredBlock] | None:
+        """Who would go next. It is nobody's candidate until it was held and let go, or evicted."""
+        return self._index.candidate(now)
+
+    def hold(self, nodes: Sequence[Node[StoredBlock]]) -> None:
+        """Protect blocks while the server itself reads them."""
+        self._index.lease(nodes)
+
+    def let_go(self, nodes: Sequence[Node[StoredBlock]]) -> None:
+        """Undo one `hold`."""
+        self._unlease(list(nodes))
+
+    def evict(self, node: Node[StoredBlock]) -> bool:
+        """Take one block out to make room; False when it may not go."""
+        if node.leases or not node.is_leaf or self._index.get(node.hash) is not node:
+            return False
+        self._removed(self._index.remove(node.hash), Removal.CAPACITY)
+        return True
+
+    def reconsider(self, node: Node[StoredBlock]) -> None:
+        """What is known of a block's last use has changed."""
+        self._index.reconsider(node)
+
+    def _admit(self, reservation: _Reservation, salt: str, access: Access) -> Announced | None:
         block_hash, parent = reservation.block_hash, reservation.parent
         header = read_header(self._record(reservation.extent))
         if block_hash in self._index:
@@ -258,15 +319,20 @@ class MemoryTier:
             return None
         block = StoredBlock(reservation.extent, salt if parent is None else "")
         self.counters.blocks_stored += 1
-        return self._index.insert(parent, block_hash, block), header
+        node = self._index.insert(
+            parent, block_hash, block,
+            access=access, num_tokens=header.shape.num_tokens,
+            num_bytes=reservation.extent.num_bytes,
+        )  # fmt: skip
+        return _announced(node, header)
 
     def _record(self, extent: Extent) -> memoryview:
         return self._view[extent.offset : extent.offset + extent.num_bytes]
 
-    def _make_room(self, num_bytes: int) -> Extent | None:
+    def _make_room(self, num_bytes: int, now: float) -> Extent | None:
         gone: list[Node[StoredBlock]] = []
         while (extent := self._space.allocate(num_bytes)) is None:
-            victim = self._index.evict()
+            victim = self._index.evict(now)
             if victim is None:
                 break
             self._space.free(victim.value.extent)
@@ -305,5 +371,9 @@ class MemoryTier:
 
     def _announce_removal(self, nodes: list[Node[StoredBlock]], reason: Removal) -> None:
         self.counters.removals[reason] += len(nodes)
-        hashes: list[events.ExternalHash] = [node.hash for node in nodes]
-        self._publish([events.BlockRemoved(hashes, events.MEDIUM_MEMORY)])
+        self._publish([removed_event([node.hash for node in nodes], events.MEDIUM_MEMORY)])
+
+
+def _announced(node: Node[StoredBlock], header: RecordHeader) -> Announced:
+    parent = node.parent.hash if node.parent is not None else None
+    return Announced(node.hash, parent, header.token_ids, node.value.salt)

@@ -12,7 +12,7 @@ import msgspec
 from prefix_store.base import HASH_BYTES, BlockHash, StoreProtocolError
 from prefix_store.events import BlocksLoaded
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024**2
 
 
@@ -40,23 +40,75 @@ class Serving(msgspec.Struct, tag=True):
     """This client is half of an engine's connector and uses the store from now on. One way."""
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What the gateway knows of a request; policies go by it. Texts are empty where nothing is
+    known."""
+
+    tenant: str = ""
+    model: str = ""
+    session: str = ""
+    prefix: str = ""
+    turn: int = 0
+    num_tokens: int = 0
+
+
 class Match(msgspec.Struct, tag=True):
     """How many blocks of this prefix are here? Those from `lease_from` on are leased."""
 
     hashes: bytes
     lease_from: int
     """Index of the first block that will be loaded."""
+    request: str = ""
+    """Names the request in later messages."""
+    record_bytes: int = 0
+    """Of each block; 0: only what is in memory is asked for."""
+    facts: Facts = Facts()
 
 
 class Matched(msgspec.Struct, tag=True):
     """Answer to Match."""
 
     num_blocks: int
-    """Contiguous from the start."""
+    """Contiguous from the start, those that are on their way included."""
     lease: int
     """0: nothing was leased."""
     offsets: list[int]
     """Of the leased blocks' records."""
+    from_disk: int = 0
+    """That many of the leased blocks, behind those in memory, are still on their way from disk,"""
+    from_redis: int = 0
+    """and that many, behind them, from Redis. Ask with Progress."""
+    pending: bool = False
+    """Not known yet: ask again in a moment."""
+
+    @property
+    def arriving(self) -> int:
+        """Leased blocks at the end of the run that are on their way."""
+        return self.from_disk + self.from_redis
+
+
+class Progress(msgspec.Struct, tag=True):
+    """How many blocks of this lease have arrived?"""
+
+    lease: int
+
+
+class Progressed(msgspec.Struct, tag=True):
+    """Answer to Progress."""
+
+    arrived: int
+    """Of those that were on their way."""
+    done: bool
+    """No more of them will come."""
+
+
+class Computed(msgspec.Struct, tag=True):
+    """What a step of the engine took, so that loading can be weighed against it. One way."""
+
+    num_tokens: int
+    attended: float
+    """Positions that these tokens attended to: see policies.prefill_cost."""
+    seconds: float
 
 
 class Release(msgspec.Struct, tag=True):
@@ -100,12 +152,21 @@ class Commit(msgspec.Struct, tag=True):
     tickets: list[int]
     salt: str = ""
     """The tenant's salt, for the events of a prompt's first block."""
+    request: str = ""
 
 
 class Cancel(msgspec.Struct, tag=True):
     """Reserved records that will not be written. One way."""
 
     tickets: list[int]
+
+
+class Outcome(msgspec.Struct, tag=True):
+    """How the answer to a request ended: see policies.access.Stop. One way."""
+
+    request_id: str
+    stop: str
+    output_tokens: int
 
 
 class Drop(msgspec.Struct, tag=True):
@@ -126,6 +187,26 @@ class Cleared(msgspec.Struct, tag=True):
 
 class GetStats(msgspec.Struct, tag=True):
     """Figures, please."""
+
+
+class TierStats(msgspec.Struct):
+    """State and counters of one tier."""
+
+    name: str
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    blocks_stored: int = 0
+    blocks_refused: int = 0
+    """Not admitted, or no room."""
+    bytes_written: int = 0
+    bytes_read: int = 0
+    faults: int = 0
+    evictions: dict[str, int] = {}
+    latency_ms: float = 0.0
+    bandwidth_bytes_s: float = 0.0
+    breaker: str = ""
+    """closed, open or half_open; empty where there is none."""
 
 
 class StoreStats(msgspec.Struct, tag=True):
@@ -162,6 +243,7 @@ class StoreStats(msgspec.Struct, tag=True):
     loads_failed: int
     tokens_loaded: int
     bytes_loaded: int
+    tiers: list[TierStats] = []
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -170,8 +252,22 @@ class Refused(msgspec.Struct, tag=True):
     reason: str
 
 
-Request = Hello | Serving | Match | Release | Reserve | Commit | Cancel | Drop | Clear | GetStats
-Answer = Welcome | Matched | Reserved | Cleared | StoreStats | Refused
+Request = (
+    Hello
+    | Serving
+    | Match
+    | Progress
+    | Computed
+    | Outcome
+    | Release
+    | Reserve
+    | Commit
+    | Cancel
+    | Drop
+    | Clear
+    | GetStats
+)
+Answer = Welcome | Matched | Progressed | Reserved | Cleared | StoreStats | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)

@@ -9,52 +9,59 @@ import numpy as np
 
 from prefix_store import events
 from prefix_store.base import BlockHash
-from prefix_store.extents import Extent
-from prefix_store.index import Node
-from prefix_store.record import RecordHeader
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBlock:
-    """Where a visible block lies."""
+class Announced:
+    """What an event says of a block."""
 
-    extent: Extent
+    block_hash: BlockHash
+    parent: BlockHash | None
+    """None: the first block of a prompt."""
+    token_ids: bytes
+    """int32, little-endian."""
     salt: str
     """Of the tenant; only with the first block of a prompt."""
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
 
-def stored_events(
-    stored: Sequence[tuple[Node[StoredBlock], RecordHeader]],
-) -> list[events.KVEvent]:
+
+def stored_events(stored: Sequence[Announced], medium: str) -> list[events.KVEvent]:
     """One event for each run of blocks that follow one another."""
     result: list[events.KVEvent] = []
     last: BlockHash | None = None
-    for node, header in stored:
-        tokens = np.frombuffer(header.token_ids, dtype="<i4").tolist()
-        parent = node.parent.hash if node.parent is not None else None
+    for block in stored:
+        tokens = np.frombuffer(block.token_ids, dtype="<i4").tolist()
         run = result[-1] if result else None
         follows = (
             isinstance(run, events.BlockStored)
-            and parent is not None
-            and parent == last
-            and run.block_size == header.shape.num_tokens
+            and block.parent is not None
+            and block.parent == last
+            and run.block_size == block.num_tokens
         )
         if follows and isinstance(run, events.BlockStored) and run.extra_keys is not None:
-            run.block_hashes.append(node.hash)
+            run.block_hashes.append(block.block_hash)
             run.token_ids.extend(tokens)
             run.extra_keys.append(None)
         else:
-            keys = [node.value.salt] if node.value.salt else None
             result.append(
                 events.BlockStored(
-                    [node.hash],
-                    parent,
+                    [block.block_hash],
+                    block.parent,
                     tokens,
-                    header.shape.num_tokens,
-                    medium=events.MEDIUM_MEMORY,
-                    extra_keys=[keys],
+                    block.num_tokens,
+                    medium=medium,
+                    extra_keys=[[block.salt] if block.salt else None],
                     group_idx=0,
                 )
             )
-        last = node.hash
+        last = block.block_hash
     return result
+
+
+def removed_event(hashes: Sequence[BlockHash], medium: str) -> events.KVEvent:
+    """Blocks that left a tier."""
+    gone: list[events.ExternalHash] = list(hashes)
+    return events.BlockRemoved(gone, medium)
