@@ -154,6 +154,18 @@ class LimitsConfig(Settings):
         return self
 
 
+class RequestLogConfig(Settings):
+    """A file of what was asked for, one line a request: hashes and lengths, no text. `headstart
+    simulate` reads it."""
+
+    path: str
+    """A file of this gateway alone; older ones get .1, .2 ... at the end."""
+    max_size: Size = Field(default=Size(64 * MIB), ge=MIB)
+    """At most so much in one file."""
+    keep: int = Field(default=4, ge=0, le=1000)
+    """Older files."""
+
+
 class TenantConfig(Settings):
     """Clients that share one cache. Others can neither use nor time its blocks."""
 
@@ -175,6 +187,8 @@ class HeadstartConfig(Settings):
     salt_secret_file: str | None = None
     """File with the secret from which tenants' salts are derived; the same for all gateways of a
     fleet. Unset: made once in the state directory."""
+    request_log: RequestLogConfig | None = None
+    """Unset: no such file is written."""
     runtime_dir: str | None = None
     """Sockets of this host. Unset: headstart-<uid> in the user's runtime or temporary directory."""
 

@@ -76,6 +76,10 @@ class BlocksLoaded(msgspec.Struct, tag=True, gc=False):
     duration_s: float
     preempted: bool = False
     """True: a repeat after a preemption, which saves nothing and is not counted as reuse."""
+    disk_tokens: int = 0
+    """Part of num_tokens that came from the store's disk tier;"""
+    redis_tokens: int = 0
+    """and from its Redis tier. The rest was in its memory."""
 
     @property
     def ok(self) -> bool:
