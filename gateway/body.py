@@ -15,9 +15,12 @@ from typing import Any
 import msgspec
 
 from gateway.errors import BadRequestError
+from prefix_store.protocol import Facts
 
 REPORT_ID_KEY = "headstart.request_id"
 """Key in kv_transfer_params that our connector reads; see BlocksLoaded.request_id."""
+FACTS_KEY = "headstart.facts"
+"""The other one: prefix_store.protocol.Facts, as an object."""
 
 _CONNECTORS_KEYS = ("kv_transfer_params", "ec_transfer_params")
 _CONNECTORS_XARGS = frozenset({*_CONNECTORS_KEYS, "kv_cache_report_mode"})
@@ -88,10 +91,13 @@ class CompletionBody:
         self.wants_usage = bool(asked)
         """The client asked for the usage chunk of a stream."""
 
-    def for_engine(self, salt: str, report_id: str | None = None) -> bytes:
+    def for_engine(
+        self, salt: str, report_id: str | None = None, facts: Facts | None = None
+    ) -> bytes:
         """The body as it goes to the engine: the client's values, with ours set.
 
-        `report_id`: under which our connector shall report loads; None where there is none.
+        `report_id`: under which our connector shall report loads, and know the request; None where
+        there is no connector. `facts`: for its store.
         """
         fields = dict(self._raw_fields)
         # These steer connectors inside the engine: no client may.
@@ -100,8 +106,10 @@ class CompletionBody:
         if "vllm_xargs" in fields:
             fields["vllm_xargs"] = _without_connectors_keys(fields["vllm_xargs"])
         if report_id is not None:
-            hint = msgspec.json.encode({REPORT_ID_KEY: report_id})
-            fields["kv_transfer_params"] = msgspec.Raw(hint)
+            hint: dict[str, Any] = {REPORT_ID_KEY: report_id}
+            if facts is not None:
+                hint[FACTS_KEY] = facts
+            fields["kv_transfer_params"] = msgspec.Raw(msgspec.json.encode(hint))
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         if self.stream:
             fields["stream_options"] = self._stream_options()

@@ -10,7 +10,10 @@ from gateway.answer import EngineMetrics, Usage
 from gateway.choice import Choice
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from prefix_store.events import BlocksLoaded
+from prefix_store.protocol import Facts
 from prefix_store.residency import Match, Medium
+
+NO_FACTS = Facts()
 
 
 @dataclass(slots=True)
@@ -28,6 +31,7 @@ class Call:
     prompt: Prompt | None = None
     unrendered: bool = False
     match: Match | None = None
+    facts: Facts = NO_FACTS
     choice: Choice | None = None
     report_id: str | None = None
     """Under which the engine's connector reports loads of this request; None without a store."""

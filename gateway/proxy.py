@@ -16,6 +16,7 @@ from gateway.choice import Replica, ranked
 from gateway.ended_calls import EndedCalls
 from gateway.errors import GatewayError, NotFoundError, from_engine_error
 from gateway.exchange import Exchange
+from gateway.facts import facts_of
 from gateway.http_headers import for_engine
 from gateway.places import Places
 from gateway.record import Outcome
@@ -121,6 +122,13 @@ class Proxy:
             async with self._places:
                 share.give_back()  # running requests are bounded by their places
                 await self._locate(call, body, api, tenant)
+                call.facts = facts_of(
+                    body,
+                    api,
+                    exchange.request.headers,
+                    tenant=tenant.name,
+                    num_tokens=call.prompt.num_tokens if call.prompt else 0,
+                )
                 await self._send(exchange, api, call, body, tenant)
 
     async def _read(
@@ -153,7 +161,7 @@ class Proxy:
             call.choice = choice
             # Ours, not the client's id: clients may send one id twice.
             call.report_id = uuid.uuid4().hex if choice.replica.has_store else None
-            sent = body.for_engine(tenant.salt, call.report_id)
+            sent = body.for_engine(tenant.salt, call.report_id, call.facts)
             headers = for_engine(exchange.request.headers, call.request_id)
             request = choice.replica.client.request("POST", api.value, headers=headers, body=sent)
             try:

@@ -36,21 +36,25 @@ async def test_body_goes_to_the_engine_with_only_our_keys_changed(stub_engine):
         b'{"messages":[ {"content":"a\\u00e9 \xc3\xa9", "role":"user"} ],"x_unknown":[1.0, 2e0],'
         b'"model":"stub-model","cache_salt":"' + salt.encode() + b'",'
         b'"vllm_xargs":{"k": "v"},"temperature":0.50,'
-        b'"kv_transfer_params":{"headstart.request_id":"' + report_id.encode() + b'"}}'
+        b'"kv_transfer_params":{"headstart.request_id":"' + report_id.encode() + b'",'
+        b'"headstart.facts":{"tenant":"default","model":"stub-model","session":"","prefix":"",'
+        b'"turn":0,"num_tokens":100}}}'
     )
 
 
 async def test_every_request_gets_a_report_id_of_its_own(stub_engine):
     """Also when clients send the same x-request-id; it is not the client's to choose."""
     kit = stub_engine
-    body = kit.chat(kv_transfer_params={"headstart.request_id": "x", "do_remote_prefill": True})
+    theirs = {"headstart.request_id": "x", "headstart.facts": {}, "do_remote_prefill": True}
+    body = kit.chat(kv_transfer_params=theirs)
     async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
         for _ in range(2):
             headers = {"x-request-id": "same"}
             async with gateway.client.post(CHAT, json=body, headers=headers) as response:
                 assert response.status == 200
         hints = [received.json["kv_transfer_params"] for received in gateway.stub.received]
-    assert all(list(hint) == ["headstart.request_id"] for hint in hints)
+    assert all(list(hint) == ["headstart.request_id", "headstart.facts"] for hint in hints)
+    assert all(hint["headstart.facts"]["tenant"] == "default" for hint in hints)
     assert len({"x", "same", *(hint["headstart.request_id"] for hint in hints)}) == 4
 
 
