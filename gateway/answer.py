@@ -37,17 +37,30 @@ class EngineMetrics(msgspec.Struct):
     """From its scheduling to the first token."""
 
 
+class AnswerChoice(msgspec.Struct):
+    """One of the answers to a prompt."""
+
+    finish_reason: str | None = None
+
+
 class Answer(msgspec.Struct):
     """A whole answer, as far as it is read."""
 
+    choices: list[AnswerChoice] = []
     usage: Usage | None = None
     metrics: EngineMetrics | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Of the first choice."""
+        return self.choices[0].finish_reason if self.choices else None
 
 
 class Choice(msgspec.Struct):
     """A choice of a chunk of a stream: chat has `delta`, completions have `text`."""
 
     delta: dict[str, msgspec.Raw] | None = None
+    finish_reason: str | None = None
 
     @property
     def has_token(self) -> bool:

@@ -9,6 +9,8 @@ from engine_adapter.base import Prompt
 from gateway.answer import EngineMetrics, Usage
 from gateway.choice import Choice
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
+from gateway.stop import stop_of
+from policies.access import Stop
 from prefix_store.events import BlocksLoaded
 from prefix_store.protocol import Facts
 from prefix_store.residency import Match, Medium
@@ -42,6 +44,8 @@ class Call:
     """When the answer was out."""
     usage: Usage | None = None
     metrics: EngineMetrics | None = None
+    finish_reason: str | None = None
+    """As the engine says it, of the first answer that ended."""
     status: int = 200
     outcome: Outcome = Outcome.CANCELLED
     """Until something else is known: a client may leave at any moment."""
@@ -55,6 +59,16 @@ class Call:
         """How it ended; the status is the one that the client got."""
         self.outcome = outcome
         self.status = status
+
+    @property
+    def stop(self) -> Stop:
+        """How its answer ended."""
+        return stop_of(self.finish_reason, self.outcome)
+
+    @property
+    def output_tokens(self) -> int:
+        """As the engine reports them; 0 where it was not asked to the end."""
+        return (self.usage.completion_tokens or 0) if self.usage else 0
 
     @property
     def predicted_tokens(self) -> int:
@@ -87,7 +101,7 @@ class Call:
             duration_s=self.finished - self.began,
             prompt=prompt,
             first_token=self._first_token(),
-            output_tokens=(usage.completion_tokens or 0) if usage else 0,
+            output_tokens=self.output_tokens,
             load_s=loaded.duration_s if loaded is not None else 0.0,
             rendering_mismatch=(
                 usage is not None

@@ -11,6 +11,7 @@ from typing import Protocol
 from gateway.call import Call
 from gateway.record import RequestRecord
 from gateway.rendering_checks import RenderingChecks
+from policies.access import Stop
 from prefix_store.events import BlocksLoaded
 
 
@@ -26,6 +27,13 @@ class Recorder(Protocol):
 
     def record(self, record: RequestRecord) -> None:
         """One finished request."""
+
+
+class Teller(Protocol):
+    """Who tells the store."""
+
+    def tell(self, report_id: str, stop: Stop, output_tokens: int) -> None:
+        """How an answer ended. Returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,7 @@ class EndedCalls:
         recorder: Recorder,
         checks: RenderingChecks | None = None,
         *,
+        outcomes: Teller | None = None,
         wait_s: float = 0.05,
         max_waiting: int = 1024,
     ) -> None:
@@ -51,6 +60,7 @@ class EndedCalls:
         self._loads = loads
         self._recorder = recorder
         self._checks = checks
+        self._outcomes = outcomes
         self._wait_s = wait_s
         self._max_waiting = max_waiting
         self._waiting: deque[_Waiting] = deque()
@@ -70,6 +80,8 @@ class EndedCalls:
             self._set_timer()
         else:
             self._recorder.record(call.record(loaded))
+        if self._outcomes is not None and call.report_id is not None and call.sent is not None:
+            self._outcomes.tell(call.report_id, call.stop, call.output_tokens)
         if self._checks is not None:
             self._checks.consider(call)
 

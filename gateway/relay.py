@@ -112,6 +112,7 @@ async def _pass_whole(
     silence.broken()
     answer = read_answer(body)
     call.usage, call.metrics = answer.usage, answer.metrics
+    call.finish_reason = answer.finish_reason
     headers = for_client(engine.headers)
     headers[REPLICA] = _replica(call)
     headers[PREDICTED_TOKENS] = str(call.predicted_tokens)
@@ -146,6 +147,7 @@ async def _pass_stream(
     finally:
         call.first_token = watch.first_token_at
         call.usage, call.metrics = watch.usage, watch.metrics
+        call.finish_reason = watch.finish_reason
     if not watch.done:
         if rest:
             await exchange.write(rest)

@@ -1,8 +1,8 @@
 """Reads along in a stream and decides what of it the client gets. No I/O.
 
 Most chunks pass untouched and unparsed: only the first ones (to know the first token from the role
-chunk) and those that mention usage or an error are looked into. Inside JSON strings quotes are
-escaped, so the searches below find keys only.
+chunk) and those that mention usage, an error or a reason to finish are looked into. Inside JSON
+strings quotes are escaped, so the searches below find keys only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.answer import Chunk, EngineMetrics, Usage, read_chunk, without_metr
 from gateway.sse import DONE, SseScanner, event_data
 
 _DONE_EVENT = b"data: " + DONE
-_WORTH_A_LOOK = (b'"usage"', b'"error"', DONE)
+_WORTH_A_LOOK = (b'"usage"', b'"error"', DONE, b'"finish_reason":"', b'"finish_reason": "')
 
 
 class StreamWatch:
@@ -30,6 +30,8 @@ class StreamWatch:
         """By the clock; None before the first token."""
         self.usage: Usage | None = None
         self.metrics: EngineMetrics | None = None
+        self.finish_reason: str | None = None
+        """The first that was seen."""
         self.done = False
         """The stream's proper end was seen."""
         self.failed = False
@@ -60,6 +62,8 @@ class StreamWatch:
             self.failed = True
         if self.first_token_at is None and any(choice.has_token for choice in chunk.choices):
             self.first_token_at = self._clock()
+        for choice in chunk.choices:
+            self.finish_reason = self.finish_reason or choice.finish_reason
         return self._pass_usage(event, data, chunk)
 
     def _pass_usage(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:

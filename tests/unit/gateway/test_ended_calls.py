@@ -13,6 +13,7 @@ from gateway.call import Call
 from gateway.choice import Choice, Replica
 from gateway.ended_calls import EndedCalls
 from gateway.record import Outcome, PromptTokens, RequestRecord
+from policies.access import Stop
 from prefix_store.events import BlocksLoaded
 from prefix_store.residency import Holder, Match, Medium
 
@@ -42,6 +43,7 @@ def ended_call(
     on_device: int = 1,
     outcome: Outcome = Outcome.OK,
     store: bool = True,
+    sent: float | None = 1.0,
 ) -> Call:
     """A prompt of 100 tokens in blocks of 32; `on_device` blocks were known to be there."""
     nobody = cast("EngineClient", None)
@@ -53,6 +55,7 @@ def ended_call(
         match=Match(3, {DEVICE: on_device, MEMORY: 3}),
         choice=Choice(replica, 3),
         report_id=f"report of {request_id}" if store else None,
+        sent=sent,
         usage=Usage(100, 1, PromptTokensDetails(cached)),
         outcome=outcome,
     )
@@ -139,3 +142,30 @@ async def test_closing_records_what_waits() -> None:
     ended.close()
     ended.close()
     assert [p.delivered_memory for p in recorded.prompts] == [64]
+
+
+async def test_the_store_is_told_at_once_of_what_was_sent() -> None:
+    """Even if the record waits; not of requests that no store can know."""
+    told: list[tuple[str, Stop, int]] = []
+
+    class Told:
+        def tell(self, report_id: str, stop: Stop, output_tokens: int) -> None:
+            told.append((report_id, stop, output_tokens))
+
+    recorded = Recorded()
+    ended = EndedCalls(LoadReports(), recorded, outcomes=Told(), wait_s=FOREVER_S)
+    waiting = ended_call("a")
+    waiting.finish_reason = "tool_calls"
+    for call in (
+        waiting,
+        ended_call("b", cached=0, outcome=Outcome.CANCELLED),
+        ended_call("c", store=False),
+        ended_call("d", sent=None),
+    ):
+        ended.add(call)
+    assert told == [
+        ("report of a", Stop.TOOL_USE, 1),
+        ("report of b", Stop.CANCELLED, 1),
+    ]
+    assert "a" not in [record.request_id for record in recorded.records]
+    ended.close()

@@ -116,3 +116,23 @@ def test_contents_and_splits_change_nothing(contents, cuts, wants_usage):
     assert not watch.failed
     assert watch.usage.completion_tokens == 2
     assert (watch.first_token_at is not None) == bool(events)
+
+
+def test_the_reason_to_finish_is_read(stub_engine):
+    """Of the choice that ended first; null until then."""
+    watch = watch_of()
+    watch.feed(stub_engine.TOKEN_A)
+    assert watch.finish_reason is None
+    for index, reason in enumerate(("tool_calls", "stop")):
+        ended = {"index": index, "delta": {"content": ""}, "finish_reason": reason}
+        event = stub_engine.chunk_of([ended])
+        assert watch.feed(event) == event
+    assert watch.finish_reason == "tool_calls"
+
+
+def test_a_reason_with_a_space_before_it_is_read_too(stub_engine):
+    """As other engines than vLLM write JSON."""
+    watch = watch_of()
+    watch.feed(stub_engine.TOKEN_A)
+    watch.feed(b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n')
+    assert watch.finish_reason == "length"
