@@ -129,7 +129,9 @@ class HeadstartConnector(KVConnectorBase_V1):
         return self._identity
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        self._in_worker().start_loads(self._orders().loads)
+        orders = self._orders()
+        self._in_worker().start_loads(orders.loads)
+        self._in_worker().begin(orders.work)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -144,6 +146,7 @@ class HeadstartConnector(KVConnectorBase_V1):
         return
 
     def wait_for_save(self) -> None:
+        self._in_worker().end()
         self._in_worker().save(self._orders().saves)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -175,7 +178,7 @@ class HeadstartConnector(KVConnectorBase_V1):
         except Exception:
             logger.exception("a look-up failed; the prompt is computed")
             num_tokens = 0
-        return num_tokens, num_tokens > 0
+        return num_tokens, bool(num_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

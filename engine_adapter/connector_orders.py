@@ -23,6 +23,17 @@ class LoadOrder:
     offsets: list[int]
     block_ids: list[int]
     preempted: bool
+    from_disk: int = 0
+    """That many blocks, behind those in memory, are on their way from disk,"""
+    from_redis: int = 0
+    """and that many, at the end, from Redis."""
+    arriving_tokens: list[bytes] = field(default_factory=list)
+    """Of each block that is on its way: int32 token ids, to be compared when it is there."""
+
+    @property
+    def num_in_memory(self) -> int:
+        """Leading blocks that were there and were checked when the order was given."""
+        return len(self.offsets) - self.from_disk - self.from_redis
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,17 @@ class SaveOrder:
     block_ids: list[int]
     tokens: list[bytes]
     """Of each block: int32 token ids."""
+    report_id: str = ""
+    """Under which the store knows the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What the engine computes in one step."""
+
+    num_tokens: int
+    attended: float
+    """Positions that these tokens attend to: see policies.prefill_cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +67,5 @@ class Orders:
 
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
+    work: StepWork | None = None
+    """None: nothing that is worth timing."""

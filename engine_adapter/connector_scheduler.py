@@ -13,14 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from engine_adapter.connector_orders import LoadOrder, Orders, SaveOrder
+from engine_adapter.connector_orders import LoadOrder, Orders, SaveOrder, StepWork
 from engine_adapter.weights import WeightsError, weights_digest
+from policies.prefill_cost import attended
 from prefix_store import hashing
 from prefix_store.base import BlockHash, Namespace, StoreError
 from prefix_store.client import StoreClient
 from prefix_store.link import StoreLink
+from prefix_store.protocol import Facts
 from prefix_store.record import RecordShape, is_block
 
 if TYPE_CHECKING:
@@ -31,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 LEASE_MARGIN_S = 2.0
 MAX_ADAPTERS = 1024
+MIN_PREFILL_TOKENS = 16
+"""Steps of fewer tokens tell little of prefill; of them,"""
+
+SHORT_STEPS_SAMPLED = 32
+"""one in so many is timed."""
+
 MISS_MEMORY_S = 0.05
 """A request that cannot be scheduled is asked about at every step; its miss is remembered."""
 
@@ -45,6 +54,9 @@ class _Lookup:
     lease: int
     offsets: list[int]
     valid_until: float
+    from_disk: int = 0
+    from_redis: int = 0
+    """Of the blocks, those at the end that are still on their way up."""
 
 
 @dataclass(slots=True)
@@ -61,6 +73,8 @@ class _Tracked:
     lookup: _Lookup | None = None
     loading: LoadOrder | None = None
     load_failed: bool = False
+    pending: bool = False
+    """A shared tier has been asked and has not answered yet."""
 
 
 class SchedulerHalf:
@@ -74,15 +88,17 @@ class SchedulerHalf:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._adapters: dict[int, str | None] = {}
+        self._short_steps = 0
 
     def introduce(self, namespace: Namespace, shape: RecordShape) -> None:
         """What the worker's handshake said; before it, everything is a miss."""
         self._namespace = namespace
         self._shape = shape
 
-    def num_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
-        """Tokens that can be loaded beyond the engine's own `num_computed_tokens`. May be called
-        again and again for the same request: the answer is kept while its lease lasts."""
+    def num_matched_tokens(self, request: Request, num_computed_tokens: int) -> int | None:
+        """Tokens that can be loaded beyond the engine's own `num_computed_tokens`; None: ask again
+        at the next step. May be called again and again for the same request: the answer is kept
+        while its lease lasts."""
         tracked = self._track(request)
         if tracked is None or self._shape is None:
             return 0
@@ -92,7 +108,10 @@ class SchedulerHalf:
         if lookup is not None and lookup.first_block == first_block and now < lookup.valid_until:
             return lookup.num_blocks * self._block_size
         self._forget(tracked)
+        tracked.pending = False
         tracked.lookup = self._look_up(tracked, first_block, now)
+        if tracked.pending:
+            return None
         return tracked.lookup.num_blocks * self._block_size if tracked.lookup else 0
 
     def allocated(
@@ -109,6 +128,10 @@ class SchedulerHalf:
             return
         tracked.lookup = None
         stop = lookup.first_block + num_blocks
+        in_memory = lookup.num_blocks - lookup.from_disk - lookup.from_redis
+        from_disk = _part(num_blocks, in_memory, lookup.from_disk)
+        from_redis = _part(num_blocks, in_memory + lookup.from_disk, lookup.from_redis)
+        arriving = range(stop - from_disk - from_redis, stop)
         tracked.loading = LoadOrder(
             request.request_id,
             _report_id(request),
@@ -119,6 +142,9 @@ class SchedulerHalf:
             lookup.offsets[:num_blocks],
             list(block_ids[lookup.first_block : stop]),
             preempted=request.num_preemptions > 0,
+            from_disk=from_disk,
+            from_redis=from_redis,
+            arriving_tokens=[self._block_tokens(tracked, block) for block in arriving],
         )
         self._loads.append(tracked.loading)
 
@@ -143,7 +169,22 @@ class SchedulerHalf:
             # Block 0 is vLLM's placeholder for blocks that are not kept.
             if block_ids is not None and 0 not in block_ids[0][tracked.num_saved : num_full]:
                 saves.append(self._save_order(tracked, num_full, block_ids[0]))
-        return Orders(self.take_loads(), saves)
+        return Orders(self.take_loads(), saves, self._step_work(output))
+
+    def _step_work(self, output: SchedulerOutput) -> StepWork | None:
+        """What this step computes; None when some of it is not known here."""
+        num_tokens, looked_at = 0, 0.0
+        for request_id, num_scheduled in output.num_scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                return None
+            num_tokens += num_scheduled
+            looked_at += attended(tracked.request.num_computed_tokens, num_scheduled)
+        if num_tokens >= MIN_PREFILL_TOKENS:
+            return StepWork(num_tokens, looked_at)
+        self._short_steps += 1
+        sampled = num_tokens > 0 and self._short_steps % SHORT_STEPS_SAMPLED == 0
+        return StepWork(num_tokens, looked_at) if sampled else None
 
     def take_loads(self) -> list[LoadOrder]:
         """Loads decided since the last call."""
@@ -235,20 +276,38 @@ class SchedulerHalf:
             return None
         may_load = not tracked.load_failed and not tracked.request.skip_reading_prefix_cache
         lease_from = first_block if may_load else len(tracked.hashes)
+        assert self._shape is not None
         try:
-            matched = client.match(tracked.hashes, lease_from)
+            matched = client.match(
+                tracked.hashes,
+                lease_from,
+                request=_report_id(tracked.request),
+                record_bytes=self._shape.num_bytes,
+                block_tokens=self._block_size,
+                facts=_facts(tracked.request),
+            )
         except StoreError as error:
             logger.warning("%s", error)
             return None
+        if matched.pending:
+            tracked.pending = True
+            return None
         tracked.num_saved = max(tracked.num_saved or 0, matched.num_blocks)
         # The engine computes at least the last token itself.
-        most = (tracked.request.num_tokens - 1) // self._block_size - first_block
-        offsets = self._verified(tracked, client, first_block, matched.offsets[: max(most, 0)])
+        most = max(0, (tracked.request.num_tokens - 1) // self._block_size - first_block)
+        in_memory = len(matched.offsets) - matched.arriving
+        offsets = self._verified(tracked, client, first_block, matched.offsets[:in_memory][:most])
+        from_disk = from_redis = 0
+        if len(offsets) == min(in_memory, most):
+            from_disk = _part(most, in_memory, matched.from_disk)
+            from_redis = _part(most, in_memory + matched.from_disk, matched.from_redis)
+            offsets = matched.offsets[: len(offsets) + from_disk + from_redis]
         welcome = client.welcome
         lease_s = welcome.lease_s - LEASE_MARGIN_S if offsets else MISS_MEMORY_S
         lookup = _Lookup(
-            first_block, len(offsets), welcome.incarnation, matched.lease, offsets, now + lease_s
-        )
+            first_block, len(offsets), welcome.incarnation, matched.lease, offsets, now + lease_s,
+            from_disk, from_redis,
+        )  # fmt: skip
         if not offsets and matched.lease:
             self._release(client, matched.lease)
             lookup = replace(lookup, lease=0)
@@ -282,6 +341,7 @@ class SchedulerHalf:
             tracked.hashes[first:num_full],
             list(block_ids[first:num_full]),
             [self._block_tokens(tracked, block) for block in range(first, num_full)],
+            _report_id(tracked.request),
         )
 
     def _forget(self, tracked: _Tracked) -> None:
@@ -304,6 +364,20 @@ class SchedulerHalf:
             client.drop(block_hash)
         except StoreError as error:
             logger.warning("%s", error)
+
+
+def _part(most: int, start: int, length: int) -> int:
+    """How much of `length` blocks that begin at `start` lies below `most`."""
+    return max(0, min(length, most - start))
+
+
+def _facts(request: Request) -> Facts:
+    """What the gateway said of the request; nothing when it said nothing, or not in this form."""
+    given = (request.kv_transfer_params or {}).get("headstart.facts")
+    try:
+        return msgspec.convert(given, Facts) if given is not None else Facts()
+    except msgspec.ValidationError:
+        return Facts()
 
 
 def _report_id(request: Request) -> str:

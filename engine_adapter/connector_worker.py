@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from engine_adapter.base import EngineAdapterError
-from engine_adapter.connector_orders import LoadOrder, SaveOrder
-from engine_adapter.device import BlockMover, PagedKV, Transfer, block_mover
+from engine_adapter.connector_orders import LoadOrder, SaveOrder, StepWork
+from engine_adapter.device import BlockMover, PagedKV, Stamp, Transfer, block_mover
 from prefix_store import record as records
 from prefix_store.base import BlockHash, StoreError
 from prefix_store.client import StoreClient
@@ -38,6 +38,12 @@ FIRST_TRY_S = 10.0
 
 LOAD_SWITCH_INTERVAL_S = 0.0002
 """Python's thread switch interval while a load is under way."""
+
+NUM_WAITERS = 8
+"""Loads that may wait at the same time for blocks on their way up from below memory."""
+
+POLL_S = 0.0005
+"""Between two questions for such blocks."""
 
 MAX_SEALING = 64
 """Saves that are copied but not yet sealed; more are not saved."""
@@ -59,6 +65,13 @@ class _Sealing:
     deadline: float
     """time.monotonic() after which the places may belong to somebody else."""
     salt: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    work: StepWork
+    began: Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,8 @@ class WorkerHalf:
         self._mover: BlockMover | None = None
         self._shape: RecordShape | None = None
         self._loader = _threads(1, "headstart-load")
+        self._waiters = _threads(NUM_WAITERS, "headstart-wait")
+        self._step: _Step | None = None
         self._sealer = _threads(1, "headstart-seal")
         self._copiers: ThreadPoolExecutor | None = None
         self._sealing = threading.BoundedSemaphore(MAX_SEALING)
@@ -101,7 +116,21 @@ class WorkerHalf:
         if orders and self._mover is not None:
             self._mover.mark()
         for order in orders:
-            self._loader.submit(self._load, order)
+            waits = order.num_in_memory < len(order.offsets)
+            (self._waiters if waits else self._loader).submit(self._load, order)
+
+    def begin(self, work: StepWork | None) -> None:
+        """A step begins; called in the engine's thread."""
+        mover = self._mover
+        self._step = _Step(work, mover.stamp()) if work is not None and mover is not None else None
+
+    def end(self) -> None:
+        """The step has been computed, or everything that it takes is under way."""
+        step, self._step = self._step, None
+        client = self._client()
+        if step is not None and client is not None and self._mover is not None:
+            ended = self._mover.stamp()
+            self._sealer.submit(self._guarded, self._tell_time, client, step, ended)
 
     def take_results(self) -> list[LoadResult]:
         """Loads that ended since the last call."""
@@ -123,6 +152,7 @@ class WorkerHalf:
     def close(self) -> None:
         """End the threads; what is under way is finished first."""
         self._loader.shutdown(wait=True)
+        self._waiters.shutdown(wait=True)
         if self._copiers is not None:
             self._copiers.shutdown(wait=True)
         self._sealer.shutdown(wait=True)
@@ -138,12 +168,18 @@ class WorkerHalf:
         self._guarded(client.arena.populate)
         self._guarded(self._mover.adopt, client.arena.view)
 
+    def _tell_time(self, client: StoreClient, step: _Step, ended: Stamp) -> None:
+        seconds = ended.seconds_since(step.began)
+        client.computed(step.work.num_tokens, step.work.attended, seconds)
+
     def _save(self, client: StoreClient, order: SaveOrder) -> None:
         mover, shape = self._mover, self._shape
         assert mover is not None
         assert shape is not None
         asked = time.monotonic()
-        reserved = client.reserve(order.parent, order.is_root, order.hashes, shape.num_bytes)
+        reserved = client.reserve(
+            order.parent, order.is_root, order.hashes, shape.num_bytes, order.report_id
+        )
         taken = [(i, place) for i, place in enumerate(reserved.places) if place is not None]
         if not taken:
             return
@@ -166,7 +202,7 @@ class WorkerHalf:
             client.cancel([place.ticket for _, place in taken])
             raise
         deadline = asked + reserved.expires_s
-        sealing = _Sealing(client, transfer, targets, deadline, order.salt)
+        sealing = _Sealing(client, transfer, targets, deadline, order.salt, order.report_id)
         self._sealer.submit(self._guarded, self._seal, sealing)
 
     def _seal(self, sealing: _Sealing) -> None:
@@ -177,7 +213,8 @@ class WorkerHalf:
                 if time.monotonic() >= sealing.deadline:
                     return  # this process stood still, and the places are not ours any more
                 records.seal(record.view, record.block_hash, self._shape)
-            sealing.client.commit([record.ticket for record in sealing.records], sealing.salt)
+            tickets = [record.ticket for record in sealing.records]
+            sealing.client.commit(tickets, sealing.salt, sealing.request)
         finally:
             self._sealing.release()
 
@@ -207,14 +244,30 @@ class WorkerHalf:
             self._guarded(self._report, client, order, lease, num_good, duration_s)
 
     def _copy_in(self, client: StoreClient, order: LoadOrder) -> int:
-        """Leading blocks that are good and copied. Several threads take a part each; what lies
-        behind a bad block may have been copied too and does not count."""
+        """Leading blocks that are good and copied: those in memory at once, the others as they
+        arrive."""
+        num_there = order.num_in_memory
+        num_good = self._copy_run(client, order, range(num_there))
+        while num_good == num_there < len(order.offsets) and time.monotonic() < order.deadline:
+            progress = client.progress(order.lease)
+            arrived = min(order.num_in_memory + progress.arrived, len(order.offsets))
+            if arrived > num_there:
+                num_good += self._copy_run(client, order, range(num_there, arrived))
+                num_there = arrived
+            elif progress.done:
+                break
+            else:
+                time.sleep(POLL_S)
+        return num_good
+
+    def _copy_run(self, client: StoreClient, order: LoadOrder, run: range) -> int:
+        """Leading blocks of the run that are good and copied. Several threads take a part each;
+        what lies behind a bad block may have been copied too and does not count."""
         assert self._mover is not None
         assert self._copiers is not None
-        num_blocks = len(order.offsets)
-        step = max(self._mover.batch_blocks, -(-num_blocks // self._mover.num_threads))
+        step = max(self._mover.batch_blocks, -(-len(run) // self._mover.num_threads))
         parts = [
-            range(start, min(start + step, num_blocks)) for start in range(0, num_blocks, step)
+            range(start, min(start + step, run.stop)) for start in range(run.start, run.stop, step)
         ]
         num_good = 0
         for part, good in zip(
@@ -254,14 +307,24 @@ class WorkerHalf:
         for i in batch:
             offset = order.offsets[i]
             source = client.arena.view[offset : offset + self._shape.num_bytes]
-            if client.welcome.verify and not records.is_intact(
-                source, order.hashes[i], self._shape
-            ):
+            if not self._is_good(client, order, i, source):
                 logger.warning("a stored block is damaged; it is dropped and computed instead")
                 client.drop(order.hashes[i])
                 break
             good.append(source)
         return good
+
+    def _is_good(self, client: StoreClient, order: LoadOrder, i: int, record: memoryview) -> bool:
+        """Whether block `i` is what was asked for and, where that is to be checked, intact."""
+        assert self._shape is not None
+        arriving = i - order.num_in_memory
+        if arriving >= 0 and not records.is_block(
+            record, order.hashes[i], order.arriving_tokens[arriving], self._shape
+        ):
+            return False
+        if not client.welcome.verify:
+            return True
+        return records.is_intact(record, order.hashes[i], self._shape)
 
     def _report(
         self,
@@ -272,6 +335,8 @@ class WorkerHalf:
         duration_s: float,
     ) -> None:
         assert self._shape is not None
+        num_disk = max(0, min(num_good - order.num_in_memory, order.from_disk))
+        num_redis = max(0, num_good - order.num_in_memory - order.from_disk)
         loaded = BlocksLoaded(
             order.report_id,
             num_good * self._shape.num_tokens,
@@ -279,6 +344,8 @@ class WorkerHalf:
             num_good * self._shape.payload_bytes,
             duration_s,
             order.preempted,
+            disk_tokens=num_disk * self._shape.num_tokens,
+            redis_tokens=num_redis * self._shape.num_tokens,
         )
         client.release(lease, loaded)
 

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,14 @@ class Transfer(Protocol):
         """Block until the bytes are there."""
 
 
+class Stamp(Protocol):
+    """A moment in the engine's work."""
+
+    def seconds_since(self, earlier: Stamp) -> float:
+        """Waits until both have come; never call it in the engine's own thread. `earlier` is of
+        the same mover."""
+
+
 class BlockMover(Protocol):
     """Copies whole blocks. Payloads are writable views of the arena, one for each block id."""
 
@@ -114,6 +123,9 @@ class BlockMover(Protocol):
     def mark(self) -> None:
         """Remember what the engine has under way now; called in the engine's own thread."""
 
+    def stamp(self) -> Stamp:
+        """The end of what the engine has under way now; called in the engine's own thread."""
+
     def adopt(self, arena: memoryview) -> None:
         """Make copies from and to this arena fast. May take seconds; never in the engine's own
         thread, and before anything of the arena is copied. Raises EngineAdapterError."""
@@ -129,6 +141,26 @@ def block_mover(kv: PagedKV) -> BlockMover:
 class _Done:
     def wait(self) -> None:
         return
+
+
+class _HostStamp:
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+
+    def seconds_since(self, earlier: Stamp) -> float:
+        assert isinstance(earlier, _HostStamp)
+        return self.at - earlier.at
+
+
+class _CudaStamp:
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record(torch.cuda.current_stream(device))
+
+    def seconds_since(self, earlier: Stamp) -> float:
+        assert isinstance(earlier, _CudaStamp)
+        self.event.synchronize()
+        return float(earlier.event.elapsed_time(self.event)) / 1000.0
 
 
 class HostMover:
@@ -158,6 +190,9 @@ class HostMover:
 
     def mark(self) -> None:
         return
+
+    def stamp(self) -> Stamp:
+        return _HostStamp()
 
     def adopt(self, arena: memoryview) -> None:
         # The KV cache, not the arena: the first load into each block would pay for its pages.
@@ -223,6 +258,9 @@ class CudaMover:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         self._engine_work = event
+
+    def stamp(self) -> Stamp:
+        return _CudaStamp(self._device)
 
     def adopt(self, arena: memoryview) -> None:
         cuda = torch.cuda.cudart()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from policies.admission import ADMIT_ALL, Admission
 from policies.base import Duration, Settings, Size
 from policies.eviction import Eviction, LruEviction
 from policies.loading import FasterThanRecomputeLoading, Loading
@@ -57,6 +58,7 @@ class MemoryTierConfig(Settings):
 
     capacity: Size = Field(default=Size(GIB), ge=MIB)
     eviction: Eviction = LruEviction()
+    admission: Admission = ADMIT_ALL
     verify: bool = True
     """Check the payload's checksum at every load (about as fast as the copy itself)."""
 
@@ -66,6 +68,7 @@ class LowerTierConfig(Settings):
 
     capacity: Size = Field(ge=MIB)
     eviction: Eviction = LruEviction()
+    admission: Admission = ADMIT_ALL
     write: Literal["on_eviction", "on_save"] = "on_eviction"
     """When blocks are offered: as they go from the tier above, or as soon as they are saved."""
 

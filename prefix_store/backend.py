@@ -7,7 +7,7 @@ is written, read and removed, and holds the catalogue.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from prefix_store.base import BlockHash
@@ -25,8 +25,11 @@ class KeptBlock:
     """That count against the quota: of the record, and what the backend adds to keep it."""
     salt: str = ""
     """Of the tenant; only with the first block of a prompt."""
-    token_ids: bytes = b""
-    """int32, little-endian: for the events that announce the block."""
+    token_ids: bytes = field(default=b"", compare=False)
+    """int32, little-endian, for the events that announce the block; empty where only the record
+    tells them."""
+    record_bytes: int = field(default=0, compare=False)
+    """Of the record alone: what `read` needs room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,14 @@ class OutgoingRecord:
 class Backend(Protocol):
     """Every call may be cancelled. A fault of the medium is never raised: it is logged once in a
     while, counted, and answered with "not written" or "not there"."""
+
+    @property
+    def faults(self) -> int:
+        """Of the medium, since the start."""
+
+    @property
+    def breaker(self) -> str:
+        """closed, open or half_open; empty where there is no circuit breaker."""
 
     def size_of(self, record_bytes: int) -> int:
         """Bytes that a record takes there."""

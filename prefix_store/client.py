@@ -84,13 +84,14 @@ class StoreClient:
         *,
         request: str = "",
         record_bytes: int = 0,
+        block_tokens: int = 0,
         facts: protocol.Facts | None = None,
     ) -> protocol.Matched:
         """How many blocks of a prefix are there; those from `lease_from` on get leased. With
         `record_bytes` those that lie below memory are brought up (see Matched.arriving)."""
         joined = protocol.join_hashes(hashes)
         question = protocol.Match(
-            joined, lease_from, request, record_bytes, facts or protocol.Facts()
+            joined, lease_from, request, record_bytes, block_tokens, facts or protocol.Facts()
         )
         return self._ask(question, protocol.Matched)
 
@@ -103,12 +104,17 @@ class StoreClient:
         self._tell(protocol.Computed(num_tokens, attended, seconds))
 
     def reserve(
-        self, parent: BlockHash, is_root: bool, hashes: list[BlockHash], record_bytes: int
+        self,
+        parent: BlockHash,
+        is_root: bool,
+        hashes: list[BlockHash],
+        record_bytes: int,
+        request: str = "",
     ) -> protocol.Reserved:
         """Places for the records of a run of blocks; None where there is nothing to write."""
         joined = protocol.join_hashes(hashes)
-        request = protocol.Reserve(parent, is_root, joined, record_bytes)
-        return self._ask(request, protocol.Reserved)
+        question = protocol.Reserve(parent, is_root, joined, record_bytes, request)
+        return self._ask(question, protocol.Reserved)
 
     def commit(self, tickets: Sequence[int], salt: str, request: str = "") -> None:
         self._tell(protocol.Commit(list(tickets), salt, request))

@@ -59,6 +59,14 @@ class DiskBackend:
         files can be removed."""
         return self._files.used_bytes
 
+    @property
+    def faults(self) -> int:
+        return self._files.counters.faults
+
+    @property
+    def breaker(self) -> str:
+        return ""
+
     def resize(self, capacity_bytes: int) -> None:
         """A new quota. Nothing goes by itself: until it fits, writes are refused."""
         self._files.capacity_bytes = capacity_bytes

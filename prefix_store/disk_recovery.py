@@ -113,7 +113,10 @@ def _recognise(
     if salt is None:
         return None
     num_bytes = size_of(parsed.record_bytes)
-    block = KeptBlock(parsed.block_hash, parsed.parent, parsed.num_tokens, num_bytes, salt)
+    block = KeptBlock(
+        parsed.block_hash, parsed.parent, parsed.num_tokens, num_bytes, salt,
+        record_bytes=parsed.record_bytes,
+    )  # fmt: skip
     file = BlockFile(block, parsed.record_bytes)
     if file.name != name or file.num_bytes != status.st_size:  # such as leading zeros
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies.access import NO_ACCESS, Access
+from policies.admission import all_of
 from policies.config import MemoryTierConfig
 from prefix_store import events
 from prefix_store.base import BlockHash
@@ -88,6 +89,7 @@ class MemoryTier:
         self._view = view
         self._lease_s = lease_s
         self._publish = publish
+        self._gate = all_of(config.admission)
         self._space = ExtentAllocator(len(view))
         self._index: RadixIndex[StoredBlock] = RadixIndex(config.eviction)
         self._leases: OrderedDict[int, _Lease] = OrderedDict()
@@ -177,12 +179,17 @@ class MemoryTier:
         hashes: Sequence[BlockHash],
         record_bytes: int,
         now: float,
+        *,
         writer: int = 0,
+        access: Access = NO_ACCESS,
     ) -> list[Place | None]:
         """Room for a run of blocks below `parent` (None: the run starts a prompt). None stands for
-        a block that is here or being written already, and for one that finds no room. `writer`
-        names who asks (see `abandon`)."""
+        a block that is here or being written already, for one that is not admitted and for one
+        that finds no room. `writer` names who asks (see `abandon`)."""
         places: list[Place | None] = [None] * len(hashes)
+        admitted = self._gate.admit(hashes, access)
+        self.counters.blocks_refused += len(hashes) - admitted
+        hashes = hashes[:admitted]
         held = self._index.get(parent) if parent is not None else None
         if parent is not None and held is None and not self._reserved_hashes[parent]:
             self.counters.blocks_orphaned += len(hashes)
@@ -192,7 +199,7 @@ class MemoryTier:
             if resident is None and not self._reserved_hashes[block_hash]:
                 if held is not None:
                     self._index.lease([held])
-                extent = self._make_room(record_bytes, now)
+                extent = self._make_room(block_hash, held, record_bytes, access, now)
                 if extent is None:
                     if held is not None:
                         self._index.release([held])
@@ -208,9 +215,11 @@ class MemoryTier:
             parent, held = block_hash, resident
         return places
 
-    def commit(self, tickets: Sequence[int], salt: str, access: Access = NO_ACCESS) -> None:
+    def commit(
+        self, tickets: Sequence[int], salt: str, access: Access = NO_ACCESS
+    ) -> BlockHash | None:
         """Make reserved blocks visible, in this order. What has no parent here, is here already or
-        is not what was reserved is dropped."""
+        is not what was reserved is dropped. The last one that is new here is returned."""
         stored: list[Announced] = []
         for ticket in tickets:
             reservation = self._end_reservation(ticket)
@@ -223,6 +232,7 @@ class MemoryTier:
                 stored.append(announced)
         if stored:
             self._publish(stored_events(stored, events.MEDIUM_MEMORY))
+        return stored[-1].block_hash if stored else None
 
     def cancel(self, tickets: Sequence[int]) -> None:
         """Give reserved places back."""
@@ -301,9 +311,11 @@ class MemoryTier:
         self._removed(self._index.remove(node.hash), Removal.CAPACITY)
         return True
 
-    def reconsider(self, node: Node[StoredBlock]) -> None:
+    def reconsider(self, block_hash: BlockHash) -> None:
         """What is known of a block's last use has changed."""
-        self._index.reconsider(node)
+        node = self._index.get(block_hash)
+        if node is not None:
+            self._index.reconsider(node)
 
     def _admit(self, reservation: _Reservation, salt: str, access: Access) -> Announced | None:
         block_hash, parent = reservation.block_hash, reservation.parent
@@ -329,9 +341,18 @@ class MemoryTier:
     def _record(self, extent: Extent) -> memoryview:
         return self._view[extent.offset : extent.offset + extent.num_bytes]
 
-    def _make_room(self, num_bytes: int, now: float) -> Extent | None:
+    def _make_room(
+        self,
+        block_hash: BlockHash,
+        parent: Node[StoredBlock] | None,
+        num_bytes: int,
+        access: Access,
+        now: float,
+    ) -> Extent | None:
         gone: list[Node[StoredBlock]] = []
         while (extent := self._space.allocate(num_bytes)) is None:
+            if not self._index.admits(_newcomer(block_hash, parent, num_bytes, access), now):
+                break
             victim = self._index.evict(now)
             if victim is None:
                 break
@@ -372,6 +393,14 @@ class MemoryTier:
     def _announce_removal(self, nodes: list[Node[StoredBlock]], reason: Removal) -> None:
         self.counters.removals[reason] += len(nodes)
         self._publish([removed_event([node.hash for node in nodes], events.MEDIUM_MEMORY)])
+
+
+def _newcomer(
+    block_hash: BlockHash, parent: Node[StoredBlock] | None, num_bytes: int, access: Access
+) -> Node[StoredBlock]:
+    """A block that is not here yet, for the policy to judge."""
+    nowhere = StoredBlock(Extent(0, 0), "")
+    return Node(block_hash, parent, nowhere, 0, access=access, num_bytes=num_bytes)
 
 
 def _announced(node: Node[StoredBlock], header: RecordHeader) -> Announced:

@@ -62,6 +62,7 @@ class Match(msgspec.Struct, tag=True):
     """Names the request in later messages."""
     record_bytes: int = 0
     """Of each block; 0: only what is in memory is asked for."""
+    block_tokens: int = 0
     facts: Facts = Facts()
 
 
@@ -127,6 +128,7 @@ class Reserve(msgspec.Struct, tag=True):
     is_root: bool
     hashes: bytes
     record_bytes: int
+    request: str = ""
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True):

@@ -21,8 +21,11 @@ from prefix_store.arena import Arena
 from prefix_store.base import BlockHash, StoreError, StoreProtocolError
 from prefix_store.event_publisher import EventPublisher
 from prefix_store.events import KVEvent
+from prefix_store.hierarchy import Hierarchy
+from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import RESERVATION_S, MemoryTier
 from prefix_store.runtime_dir import RuntimePaths
+from prefix_store.tier_setup import on_save_tiers, start_lower_tiers, tier_stats
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class StoreServer:
         self._started = time.monotonic()
         self._loads = _LoadCounters()
         self._connectors: dict[int, str] = {}
+        self._lower: list[LowerTier] = []
         self._clients: set[asyncio.Task[None]] = set()
 
     async def run(self, ready: Callable[[], None] | None = None) -> None:
@@ -76,6 +80,15 @@ class StoreServer:
             self._tier = MemoryTier(
                 self._store.memory, arena.view, self._store.lease, self._publish
             )
+            self._lower = await start_lower_tiers(self._store, self._publish)
+            self._tiers = Hierarchy(
+                self._tier,
+                arena.view,
+                self._lower,
+                self._store.loading,
+                on_save=on_save_tiers(self._store, self._lower),
+                lookup_timeout_s=self._store.redis.timeout if self._store.redis else 0.05,
+            )
             logger.info(
                 "store %s: %.2f GiB of memory at %s",
                 self._store.id, arena.num_bytes / 2**30, self._socket_path,
@@ -83,6 +96,7 @@ class StoreServer:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(publisher.run())
                 tasks.create_task(self._expire())
+                tasks.create_task(self._tiers.run())
                 tasks.create_task(self._accept(listener))
                 if ready is not None:
                     ready()
@@ -92,6 +106,8 @@ class StoreServer:
             for client in self._clients:
                 client.cancel()
             await asyncio.gather(*self._clients, return_exceptions=True)
+            for tier in self._lower:
+                await tier.close()
             if publisher is not None:
                 publisher.close()
             if arena is not None:
@@ -104,6 +120,11 @@ class StoreServer:
         for start in range(0, len(nodes), SNAPSHOT_SLICE):
             result += self._tier.events_of(nodes[start : start + SNAPSHOT_SLICE])
             await asyncio.sleep(0)
+        for tier in self._lower:
+            kept = tier.visible()
+            for start in range(0, len(kept), SNAPSHOT_SLICE):
+                result += tier.events_of(kept[start : start + SNAPSHOT_SLICE])
+                await asyncio.sleep(0)
         return result
 
     def _publish(self, changes: list[KVEvent]) -> None:
@@ -112,7 +133,7 @@ class StoreServer:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            self._tier.expire(time.monotonic())
+            self._tiers.expire()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -135,7 +156,7 @@ class StoreServer:
                 if isinstance(request, protocol.Serving):
                     self._connectors[id(connection)] = client
                     continue
-                answer = self._handle(request, writer=id(connection))
+                answer = await self._handle(request, client, writer=id(connection))
                 if answer is not None:
                     await _send(connection, answer)
         except StoreProtocolError as error:
@@ -167,41 +188,50 @@ class StoreServer:
         socket.send_fds(connection, [protocol.frame(welcome)], [self._arena.fd])
         return hello.client
 
-    def _handle(self, request: protocol.Request, writer: int) -> protocol.Answer | None:
-        tier = self._tier
+    async def _handle(
+        self, request: protocol.Request, client: str, writer: int
+    ) -> protocol.Answer | None:
+        answer = self._answer(request, client, writer)
+        if answer is not None:
+            return answer
         match request:
-            case protocol.Match():
-                hashes = protocol.split_hashes(request.hashes)
-                run = tier.match(hashes, request.lease_from, time.monotonic())
-                offsets = [extent.offset for extent in run.leased]
-                return protocol.Matched(run.num_blocks, run.lease, offsets)
             case protocol.Release():
-                tier.release(request.lease)
+                self._tiers.release(request.lease)
                 self._count_load(request)
-            case protocol.Reserve():
-                return self._reserve(request, writer)
             case protocol.Commit():
-                tier.commit(request.tickets, request.salt)
+                self._tiers.commit(request)
             case protocol.Cancel():
-                tier.cancel(request.tickets)
+                self._tier.cancel(request.tickets)
+            case protocol.Computed():
+                self._tiers.computed(_engine_of(client), request)
+            case protocol.Outcome():
+                self._tiers.outcome(request)
             case protocol.Drop():
-                tier.drop(BlockHash(request.block_hash))
+                await self._tiers.drop(BlockHash(request.block_hash))
             case protocol.Clear():
-                return protocol.Cleared(tier.clear())
-            case protocol.GetStats():
-                return self._stats()
+                return protocol.Cleared(await self._tiers.clear())
             case protocol.Hello():
                 raise StoreProtocolError("Hello was said before")
         return None
 
-    def _reserve(self, request: protocol.Reserve, writer: int) -> protocol.Reserved:
-        parent = None if request.is_root else BlockHash(request.parent)
-        hashes = protocol.split_hashes(request.hashes)
-        places = self._tier.reserve(parent, hashes, request.record_bytes, time.monotonic(), writer)
-        return protocol.Reserved(
-            [protocol.Place(p.ticket, p.extent.offset) if p else None for p in places],
-            RESERVATION_S,
-        )
+    def _answer(
+        self, request: protocol.Request, client: str, writer: int
+    ) -> protocol.Answer | None:
+        """Of questions that are answered at once."""
+        match request:
+            case protocol.Match():
+                return self._tiers.match(request, _engine_of(client))
+            case protocol.Progress():
+                return self._tiers.progress(request.lease)
+            case protocol.Reserve():
+                places = self._tiers.reserve(request, writer)
+                return protocol.Reserved(
+                    [protocol.Place(p.ticket, p.extent.offset) if p else None for p in places],
+                    RESERVATION_S,
+                )
+            case protocol.GetStats():
+                return self._stats()
+        return None
 
     def _count_load(self, request: protocol.Release) -> None:
         loaded = request.loaded
@@ -240,7 +270,13 @@ class StoreServer:
             loads_failed=self._loads.failed,
             tokens_loaded=self._loads.tokens,
             bytes_loaded=self._loads.num_bytes,
+            tiers=[tier_stats(tier) for tier in self._lower],
         )
+
+
+def _engine_of(client: str) -> str:
+    """Connectors call themselves engine-0/scheduler and engine-0/worker."""
+    return client.partition("/")[0]
 
 
 def _listen(path: Path) -> socket.socket:

@@ -29,10 +29,13 @@ class Announced:
 
 
 def stored_events(stored: Sequence[Announced], medium: str) -> list[events.KVEvent]:
-    """One event for each run of blocks that follow one another."""
+    """One event for each run of blocks that follow one another. Blocks whose tokens are not known
+    cannot be announced."""
     result: list[events.KVEvent] = []
     last: BlockHash | None = None
     for block in stored:
+        if not block.token_ids:
+            continue
         tokens = np.frombuffer(block.token_ids, dtype="<i4").tolist()
         run = result[-1] if result else None
         follows = (

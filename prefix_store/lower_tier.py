@@ -1,0 +1,368 @@
+"""A tier below memory: a catalogue with its policies over a backend that keeps the bytes.
+
+used + being written <= capacity at every moment. Every tier is closed under prefixes by itself: a
+block comes with the ancestors that are not here yet, and tails go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from policies.access import Access
+from policies.admission import AdmissionGate
+from policies.transfer_rate import TransferRate
+from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
+from prefix_store.base import BlockHash
+from prefix_store.events import KVEvent
+from prefix_store.index import Eviction, Node, RadixIndex
+from prefix_store.tier_counters import Removal, TierCounters
+from prefix_store.tier_events import Announced, removed_event, stored_events
+
+logger = logging.getLogger(__name__)
+
+SLICE_BYTES = 4 * 1024**2
+"""Written and read at a time: small enough that what has come can be used meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A block that may be kept, with its bytes, which do not change meanwhile."""
+
+    block_hash: BlockHash
+    parent: BlockHash | None
+    token_ids: bytes
+    salt: str
+    data: memoryview
+
+    def kept(self, num_bytes: int) -> KeptBlock:
+        """For a catalogue."""
+        return KeptBlock(
+            self.block_hash, self.parent, len(self.token_ids) // 4, num_bytes, self.salt,
+            self.token_ids, len(self.data),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class LowerCounters(TierCounters):
+    """Since the start; bytes are those of records."""
+
+    bytes_written: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LowerTierSettings:
+    """What the configuration says of a tier."""
+
+    name: str
+    medium: str
+    """In events."""
+    capacity_bytes: int
+    eviction: Eviction
+    shared: bool
+    """Other stores write there too: what is there is asked of the backend."""
+
+
+@dataclass(slots=True)
+class _Room:
+    used_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+class LowerTier:
+    """Asynchronous where bytes move; the catalogue changes in plain calls only."""
+
+    def __init__(
+        self,
+        settings: LowerTierSettings,
+        backend: Backend,
+        gate: AdmissionGate,
+        publish: Callable[[list[KVEvent]], None],
+        *,
+        below: LowerTier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.gate = gate
+        self._backend = backend
+        self._publish = publish
+        self._below = below
+        self._clock = clock
+        self._index: RadixIndex[KeptBlock] = RadixIndex(settings.eviction)
+        self._room = _Room()
+        self._keeping = asyncio.Lock()
+        self.reads = TransferRate()
+        self.writes = TransferRate()
+        self.counters = LowerCounters()
+        self.read_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._index
+
+    @property
+    def faults(self) -> int:
+        return self._backend.faults
+
+    @property
+    def breaker(self) -> str:
+        return self._backend.breaker
+
+    @property
+    def used_bytes(self) -> int:
+        return self._room.used_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Being written."""
+        return self._room.reserved_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self.settings.capacity_bytes - self._room.used_bytes - self._room.reserved_bytes
+
+    async def start(self) -> None:
+        """Take over what lies there from earlier. Raises StoreError when nothing can be kept
+        there at all."""
+        recovered = await self._backend.recover()
+        for block in recovered:
+            self._enter(block, Access())
+        while self.free_bytes < 0:
+            if not await self._evict_one(pass_on=False):
+                break
+        if recovered:
+            logger.info("%s: %d blocks are back", self.settings.name, len(self._index))
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    def match(self, hashes: Sequence[BlockHash], access: Access) -> int:
+        """How much of a prefix the catalogue has; that is a use of it."""
+        nodes = self._index.match(hashes)
+        self._index.touch(nodes, access)
+        self.counters.matches += 1
+        self.counters.blocks_asked += len(hashes)
+        self.counters.blocks_matched += len(nodes)
+        return len(nodes)
+
+    async def count(self, hashes: Sequence[BlockHash]) -> int:
+        """How much of a prefix is there, whoever wrote it."""
+        return await self._backend.count(hashes)
+
+    async def keep(self, offers: Sequence[Offer], access: Access) -> int:
+        """Take in a run that starts a prompt, as far as it is admitted and there is room; returns
+        how many of its blocks are here afterwards."""
+        async with self._keeping:
+            known = self._index.match([offer.block_hash for offer in offers])
+            missing = list(offers[len(known) :])
+            if not missing:
+                return len(known)
+            admitted = self.gate.admit([offer.block_hash for offer in offers], access)
+            self.counters.blocks_refused += len(offers) - max(admitted, len(known))
+            missing = missing[: max(0, admitted - len(known))]
+            held = list(known)
+            self._index.lease(held)
+            try:
+                for batch in _slices(missing):
+                    written = await self._write(batch, access)
+                    self._index.lease(written)
+                    held += written
+                    if len(written) < len(batch):
+                        break
+            finally:
+                self._index.release(held)
+            return len(held)
+
+    async def read(
+        self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
+    ) -> list[KeptBlock | None]:
+        """Read and check records. What is not there any more leaves the catalogue."""
+        held = [node for node in map(self._index.get, hashes) if node is not None]
+        self._index.lease(held)
+        began = time.perf_counter()
+        try:
+            blocks = await self._backend.read(hashes, into)
+        finally:
+            self._index.release(held)
+        self.read_at = self._clock()
+        num_bytes = sum(len(view) for block, view in zip(blocks, into, strict=True) if block)
+        self.reads.observe(num_bytes, time.perf_counter() - began)
+        self.counters.bytes_read += num_bytes
+        for block_hash, block in zip(hashes, blocks, strict=True):
+            if block is None:
+                await self.drop(block_hash)
+        return blocks
+
+    async def drop(self, block_hash: BlockHash, reason: Removal = Removal.CORRUPT) -> None:
+        """Take a block and what hangs below it out."""
+        gone = self._index.remove(block_hash)
+        if gone:
+            self._left(gone, reason)
+            await self._backend.remove([node.hash for node in gone])
+
+    async def clear(self) -> int:
+        """Take everything out that nobody reads or writes."""
+        gone: list[Node[KeptBlock]] = []
+        while (node := self._index.evict(self._clock())) is not None:
+            gone.append(node)
+        if gone:
+            self._left(gone, Removal.CLEARED)
+            await self._backend.remove([node.hash for node in gone])
+        return len(gone)
+
+    def load_s(self, num_bytes: int) -> float | None:
+        """What reading so much would take; writes tell something while nothing was read."""
+        seconds = self.reads.seconds(num_bytes)
+        return seconds if seconds is not None else self.writes.seconds(num_bytes)
+
+    async def probe(self) -> None:
+        """Read the block used last, only to see how fast that is now."""
+        node = next(reversed(list(self._index.nodes())), None)
+        if node is not None:
+            buffer = memoryview(bytearray(node.value.record_bytes))
+            await self.read([node.hash], [buffer])
+
+    def visible(self) -> list[Node[KeptBlock]]:
+        """All blocks of the catalogue, parents first."""
+        return list(self._index.nodes())
+
+    def events_of(self, nodes: Sequence[Node[KeptBlock]]) -> list[KVEvent]:
+        """Those of `nodes` that are still here, as events."""
+        here = [node for node in nodes if self._index.get(node.hash) is node]
+        return stored_events([_announced(node) for node in here], self.settings.medium)
+
+    def reconsider(self, block_hash: BlockHash) -> None:
+        """What is known of a block's last use has changed."""
+        node = self._index.get(block_hash)
+        if node is not None:
+            self._index.reconsider(node)
+
+    async def apply(self, settings: LowerTierSettings, gate: AdmissionGate) -> None:
+        """Other policies and another quota from now on; blocks stay, as far as the quota lets."""
+        if settings.eviction != self.settings.eviction:
+            self._index.order_by(settings.eviction)
+        self.settings, self.gate = settings, gate
+        async with self._keeping:
+            while self.free_bytes < 0:
+                if not await self._evict_one(pass_on=True):
+                    break
+
+    async def _write(self, batch: Sequence[Offer], access: Access) -> list[Node[KeptBlock]]:
+        """Blocks of the batch that are here now; all of them were missing."""
+        outgoing: list[OutgoingRecord] = []
+        entered: list[Node[KeptBlock]] = []
+        try:
+            for offer in batch:
+                size = self._backend.size_of(len(offer.data))
+                if not await self._make_room(size, offer, access):
+                    self.counters.blocks_refused += len(batch) - len(outgoing)
+                    break
+                self._room.reserved_bytes += size
+                outgoing.append(OutgoingRecord(offer.kept(size), offer.data))
+            began = time.perf_counter()
+            written = await self._backend.write(outgoing) if outgoing else []
+            num_bytes = sum(len(r.data) for r, ok in zip(outgoing, written, strict=True) if ok)
+            self.writes.observe(num_bytes, time.perf_counter() - began)
+            self.counters.bytes_written += num_bytes
+            for record, ok in zip(outgoing, written, strict=True):
+                if not ok:
+                    break
+                entered.append(self._enter(record.block, access))
+            strays = [r.block.block_hash for r, ok in zip(outgoing, written, strict=True) if ok]
+            await self._backend.remove(strays[len(entered) :])
+        finally:
+            self._room.reserved_bytes -= sum(record.block.num_bytes for record in outgoing)
+        if entered:
+            self.counters.blocks_stored += len(entered)
+            announced = [_announced(node) for node in entered]
+            self._publish(stored_events(announced, self.settings.medium))
+        return entered
+
+    async def _make_room(self, size: int, offer: Offer, access: Access) -> bool:
+        newcomer = Node(
+            offer.block_hash, None, offer.kept(size), 0,
+            access=access, num_tokens=len(offer.token_ids) // 4, num_bytes=size,
+        )  # fmt: skip
+        while self.free_bytes < size:
+            if not self._index.admits(newcomer, self._clock()):
+                return False
+            if not await self._evict_one(pass_on=True):
+                return False
+        return True
+
+    async def _evict_one(self, *, pass_on: bool) -> bool:
+        node = self._index.candidate(self._clock())
+        if node is None:
+            return False
+        if pass_on and self._below is not None and node.hash not in self._below:
+            self._index.lease([node])
+            try:
+                await self._pass_on(node, self._below)
+            finally:
+                self._index.release([node])
+        if node.leases or not node.is_leaf:  # somebody uses it since
+            return True
+        gone = self._index.remove(node.hash)
+        self._left(gone, Removal.CAPACITY)
+        await self._backend.remove([each.hash for each in gone])
+        return True
+
+    async def _pass_on(self, node: Node[KeptBlock], below: LowerTier) -> None:
+        """Offer a block, and its ancestors that are not there, to the tier below."""
+        chain: list[Node[KeptBlock]] = []
+        above: Node[KeptBlock] | None = node
+        while above is not None:
+            chain.append(above)
+            above = above.parent
+        chain.reverse()
+        hashes = [each.hash for each in chain]
+        missing = [i for i, block_hash in enumerate(hashes) if block_hash not in below]
+        if below.gate.admit(hashes, node.access) <= missing[0]:
+            return
+        views = [memoryview(bytearray(each.value.record_bytes)) for each in chain]
+        first = missing[0]
+        blocks = await self._backend.read(hashes[first:], views[first:])
+        whole = first + next((i for i, b in enumerate(blocks) if b is None), len(blocks))
+        offers = [
+            Offer(b.block_hash, b.parent, b.token_ids, b.salt, view)
+            for b, view in zip([each.value for each in chain], views, strict=True)
+        ]
+        await below.keep(offers[:whole], node.access)
+
+    def _enter(self, block: KeptBlock, access: Access) -> Node[KeptBlock]:
+        node = self._index.insert(
+            block.parent, block.block_hash, block,
+            access=access, num_tokens=block.num_tokens, num_bytes=block.num_bytes,
+        )  # fmt: skip
+        self._room.used_bytes += block.num_bytes
+        return node
+
+    def _left(self, gone: Sequence[Node[KeptBlock]], reason: Removal) -> None:
+        self._room.used_bytes -= sum(node.value.num_bytes for node in gone)
+        self.counters.removals[reason] += len(gone)
+        hashes = [node.hash for node in gone]
+        self._publish([removed_event(hashes, self.settings.medium)])
+
+
+def _announced(node: Node[KeptBlock]) -> Announced:
+    block = node.value
+    return Announced(block.block_hash, block.parent, block.token_ids, block.salt)
+
+
+def _slices(offers: Sequence[Offer]) -> list[list[Offer]]:
+    """Batches of about SLICE_BYTES, at least one block each."""
+    result: list[list[Offer]] = []
+    size = SLICE_BYTES
+    for offer in offers:
+        if size >= SLICE_BYTES:
+            result.append([])
+            size = 0
+        result[-1].append(offer)
+        size += len(offer.data)
+    return result
