@@ -6,10 +6,27 @@ from typing import Annotated
 
 from pydantic import Field
 
+from policies.eviction.arc import ArcEviction
 from policies.eviction.base import Block, EvictionQueue
 from policies.eviction.fifo import FifoEviction
+from policies.eviction.gdsf import GdsfEviction
+from policies.eviction.lfu_da import LfuDaEviction
 from policies.eviction.lru import LruEviction
+from policies.eviction.s3_fifo import S3FifoEviction
 
-Eviction = Annotated[LruEviction | FifoEviction, Field(discriminator="kind")]
+Eviction = Annotated[
+    LruEviction | FifoEviction | LfuDaEviction | GdsfEviction | ArcEviction | S3FifoEviction,
+    Field(discriminator="kind"),
+]
 
-__all__ = ["Block", "Eviction", "EvictionQueue", "FifoEviction", "LruEviction"]
+__all__ = [
+    "ArcEviction",
+    "Block",
+    "Eviction",
+    "EvictionQueue",
+    "FifoEviction",
+    "GdsfEviction",
+    "LfuDaEviction",
+    "LruEviction",
+    "S3FifoEviction",
+]

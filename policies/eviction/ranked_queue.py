@@ -8,7 +8,7 @@ from typing import Generic
 
 from policies.eviction.base import B
 
-Rank = tuple[float, int]
+Rank = tuple[float, ...]
 
 
 class RankedQueue(Generic[B]):

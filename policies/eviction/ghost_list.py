@@ -1,0 +1,29 @@
+"""Hashes of blocks that have left, the oldest first."""
+
+from __future__ import annotations
+
+
+class GhostList:
+    """Remembers that a block was here, not the block. Its owner bounds it with `trim`."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._hashes
+
+    def add(self, block_hash: bytes) -> None:
+        """As the newest; again for one that is here already."""
+        self._hashes.pop(block_hash, None)
+        self._hashes[block_hash] = None
+
+    def discard(self, block_hash: bytes) -> None:
+        self._hashes.pop(block_hash, None)
+
+    def trim(self, limit: int) -> None:
+        """Forget the oldest until `limit` are left."""
+        while len(self._hashes) > max(0, limit):
+            del self._hashes[next(iter(self._hashes))]
