@@ -82,15 +82,22 @@ def payload(record: memoryview, shape: RecordShape) -> memoryview:
 
 def read_header(record: memoryview) -> RecordHeader | None:
     """None when these bytes are not a record."""
-    if len(record) < _HEADER.size:
+    header = peek_header(record)
+    return header if header is not None and len(record) >= header.shape.num_bytes else None
+
+
+def peek_header(head: memoryview) -> RecordHeader | None:
+    """From a record's first bytes, as many as stand before its payload. None when they are not
+    those of a record, or too few."""
+    if len(head) < _HEADER.size:
         return None
     magic, block_hash, parent, checksum, num_tokens, payload_at, payload_bytes = (
-        _HEADER.unpack_from(record)
+        _HEADER.unpack_from(head)
     )
     shape = RecordShape(num_tokens, payload_bytes)
-    if magic != MAGIC or payload_at != shape.payload_at or len(record) < shape.num_bytes:
+    if magic != MAGIC or payload_at != shape.payload_at or len(head) < payload_at:
         return None
-    tokens = bytes(record[_TOKENS_AT : _TOKENS_AT + 4 * num_tokens])
+    tokens = bytes(head[_TOKENS_AT : _TOKENS_AT + 4 * num_tokens])
     return RecordHeader(BlockHash(block_hash), BlockHash(parent), checksum, shape, tokens)
 
 
