@@ -63,6 +63,8 @@ class Hierarchy:
         blocks as soon as they are saved. `view`: the arena."""
         self.memory = memory
         self.lower = list(lower)
+        if self.lower:
+            memory.is_below = self.lower[0].__contains__
         self.loading = loading
         self._clock = clock
         self._promotions = Promotions(memory, view, clock)

@@ -30,6 +30,9 @@ ABANDONED_S = 5.0
 
 MAX_LEASES = 65_536
 
+MAX_SPARED = 16
+"""Victims that are passed over in a hurry because they lie nowhere else yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
@@ -100,6 +103,8 @@ class MemoryTier:
         self._tickets = itertools.count(1)
         self._reserved_bytes = 0
         self.counters = TierCounters()
+        self.is_below: Callable[[BlockHash], bool] = _everything
+        """Whether the tier below has a block, so that nothing is lost when it goes."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -353,14 +358,30 @@ class MemoryTier:
         while (extent := self._space.allocate(num_bytes)) is None:
             if not self._index.admits(_newcomer(block_hash, parent, num_bytes, access), now):
                 break
-            victim = self._index.evict(now)
+            victim = self._next_to_go(now)
             if victim is None:
                 break
+            self._index.remove(victim.hash)
             self._space.free(victim.value.extent)
             gone.append(victim)
         if gone:
             self._announce_removal(gone, Removal.CAPACITY)
         return extent
+
+    def _next_to_go(self, now: float) -> Node[StoredBlock] | None:
+        """The next victim; one that lies below already goes before some that would be lost."""
+        spared: list[Node[StoredBlock]] = []
+        while (victim := self._index.candidate(now)) is not None:
+            if self.is_below(victim.hash):
+                break
+            spared.append(victim)
+            if len(spared) == MAX_SPARED:
+                break
+        if spared and (victim is None or victim is spared[-1]):
+            victim = spared.pop(0)
+        for node in spared:
+            self._index.reconsider(node)
+        return victim
 
     def _end_reservation(self, ticket: int) -> _Reservation | None:
         reservation = self._reservations.pop(ticket, None)
@@ -393,6 +414,11 @@ class MemoryTier:
     def _announce_removal(self, nodes: list[Node[StoredBlock]], reason: Removal) -> None:
         self.counters.removals[reason] += len(nodes)
         self._publish([removed_event([node.hash for node in nodes], events.MEDIUM_MEMORY)])
+
+
+def _everything(block_hash: BlockHash) -> bool:
+    del block_hash
+    return True
 
 
 def _newcomer(

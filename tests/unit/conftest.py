@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,9 @@ from prefix_store.server import StoreServer
 class StoreThread:
     """Starts in the constructor, ends with `stop`."""
 
-    def __init__(self, root: Path, capacity: str = "1MiB") -> None:
-        self.config = HeadstartConfig.model_validate(
-            {"runtime_dir": str(root), "store": {"memory": {"capacity": capacity}, "lease": 5}}
-        )
+    def __init__(self, root: Path, **store: object) -> None:
+        keys = {"memory": {"capacity": "1MiB"}, "lease": 5, **store}
+        self.config = HeadstartConfig.model_validate({"runtime_dir": str(root), "store": keys})
         self.paths = RuntimePaths.of(self.config)
         self.socket = self.paths.store_socket(self.config)
         self._ready = threading.Event()
@@ -39,16 +38,26 @@ class StoreThread:
         self._thread.join(10)
 
 
+class Stores:
+    """Called with keys of `store`, starts one (again) in the same runtime directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._started: list[StoreThread] = []
+
+    def __call__(self, **store: object) -> StoreThread:
+        self._started.append(StoreThread(self._root, **store))
+        return self._started[-1]
+
+    def stop_all(self) -> None:
+        for store in self._started:
+            if store._thread.is_alive():
+                store.stop()
+
+
 @pytest.fixture
-def start_store(tmp_path: Path) -> Iterator[Callable[[], StoreThread]]:
+def start_store(tmp_path: Path) -> Iterator[Stores]:
     """Start a store (again) in the same runtime directory."""
-    started: list[StoreThread] = []
-
-    def start() -> StoreThread:
-        started.append(StoreThread(tmp_path / "rt"))
-        return started[-1]
-
-    yield start
-    for store in started:
-        if store._thread.is_alive():
-            store.stop()
+    stores = Stores(tmp_path / "rt")
+    yield stores
+    stores.stop_all()
