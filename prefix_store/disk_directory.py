@@ -77,14 +77,23 @@ class DiskDirectory:
 
 
 def _open_marker(root: int, path: Path) -> int:
-    flags = os.O_RDWR | os.O_NOFOLLOW
+    """To read only: a descriptor for writing would keep the file system from being remounted."""
+    flags = os.O_RDWR | os.O_NOFOLLOW  # whether we may write is seen here
     try:
         marker = os.open(MARKER, flags, dir_fd=root)
     except FileNotFoundError:
         if set(os.listdir(root)) - _HARMLESS:
             raise _refused(path, "holds other files and was not made by a store") from None
         marker = os.open(MARKER, flags | os.O_CREAT, 0o600, dir_fd=root)
-    return marker
+    try:
+        text = os.pread(marker, len(MARKER_TEXT) + 1, 0)
+        if len(text) < len(MARKER_TEXT) and MARKER_TEXT.startswith(text):
+            os.pwrite(marker, MARKER_TEXT, 0)  # new, or its maker was killed
+        elif text != MARKER_TEXT:
+            raise _refused(path, "was made by another version of Headstart")
+    finally:
+        os.close(marker)
+    return os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=root)
 
 
 def _lock(marker: int, path: Path) -> None:
@@ -92,13 +101,6 @@ def _lock(marker: int, path: Path) -> None:
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise _refused(path, "is in use by another store") from None
-    text = os.pread(marker, len(MARKER_TEXT) + 1, 0)
-    if len(text) < len(MARKER_TEXT) and MARKER_TEXT.startswith(
-        text
-    ):  # new, or its maker was killed
-        os.pwrite(marker, MARKER_TEXT, 0)
-    elif text != MARKER_TEXT:
-        raise _refused(path, "was made by another version of Headstart")
 
 
 def _refused(path: Path, why: str) -> StoreError:

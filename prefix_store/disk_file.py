@@ -1,32 +1,29 @@
-"""How one record lies in a file of the disk tier, and the file's name.
-
-The name tells a restart what the catalogue has to know, so that no file has to be opened for it:
-
-    <hash>-<parent>-<tokens>-<bytes of the record>      hash and parent in hex, or "first"
-
-The file is the record, the tenant's salt (first blocks only), and a footer:
+"""How one record lies in a file of the disk tier. The file's name is the block's hash in hex.
 
 0   magic            8 bytes  b"HSDISK01"
-8   record_bytes     8 bytes
+8   record_bytes     8 bytes  little-endian, as all numbers
 16  header checksum  8 bytes  xxh3_64 of all of the record that stands before its payload
 24  salt_bytes       4 bytes
-28  reserved         4 bytes  0
+28  flags            4 bytes  1: the first block of a prompt
 32  checksum         8 bytes  xxh3_64 of hash, salt and the 32 bytes above
+40  salt             UTF-8, padded to a multiple of 64
+    record           to the end of the file
+
+A restart reads this far and the record's header, and knows all that the catalogue needs.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 import xxhash
 
 from prefix_store.backend import KeptBlock
-from prefix_store.base import BlockHash
-from prefix_store.record import RecordHeader, is_intact, read_header
+from prefix_store.base import HASH_BYTES, BlockHash
+from prefix_store.record import RecordHeader, is_intact, peek_header, read_header
 
 MAGIC = b"HSDISK01"
 MAX_SALT_BYTES = 512
@@ -34,54 +31,38 @@ TEMPORARY_PREFIX = "tmp-"
 
 _FIELDS = struct.Struct("<8sQQII")
 _CHECKSUM = struct.Struct("<Q")
-FOOTER_BYTES = _FIELDS.size + _CHECKSUM.size
-_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32}|first)-([0-9]{1,9})-([0-9]{1,15})")
+_SALT_AT = _FIELDS.size + _CHECKSUM.size
+_FIRST = 1
+_HEAD_BYTES = 4096
+"""Read at a restart: enough unless a block has many hundreds of tokens."""
+
+FRONT_BYTES = _SALT_AT + MAX_SALT_BYTES + 64
+"""The most that a file holds beside its record."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFile:
-    """A record's file, as its name tells it; the salt is told by the footer."""
-
-    block: KeptBlock
-    record_bytes: int
-
-    @property
-    def name(self) -> str:
-        block = self.block
-        parent = block.parent.hex() if block.parent is not None else "first"
-        return f"{block.block_hash.hex()}-{parent}-{block.num_tokens}-{self.record_bytes}"
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the file."""
-        return self.record_bytes + len(encode_salt(self.block.salt)) + FOOTER_BYTES
+def file_name(block_hash: BlockHash) -> str:
+    return block_hash.hex()
 
 
-@dataclass(frozen=True, slots=True)
-class FileName:
-    """A file's name, taken apart."""
-
-    block_hash: BlockHash
-    parent: BlockHash | None
-    num_tokens: int
-    record_bytes: int
-
-
-def parse_name(name: str) -> FileName | None:
+def parse_name(name: str) -> BlockHash | None:
     """None when it is not the name of a record's file."""
-    match = _NAME.fullmatch(name)
-    if match is None:
+    try:
+        block_hash = BlockHash(bytes.fromhex(name))
+    except ValueError:
         return None
-    block_hash, parent, num_tokens, record_bytes = match.groups()
-    above = None if parent == "first" else BlockHash(bytes.fromhex(parent))
-    return FileName(BlockHash(bytes.fromhex(block_hash)), above, int(num_tokens), int(record_bytes))
+    return block_hash if len(block_hash) == HASH_BYTES and block_hash.hex() == name else None
 
 
 def encode_salt(salt: str) -> bytes:
     return salt.encode("utf-8", "surrogatepass")
 
 
-def is_record_of(record: memoryview, block: KeptBlock) -> RecordHeader | None:
+def file_bytes(block: KeptBlock) -> int:
+    """Length of a block's file."""
+    return _record_at(len(encode_salt(block.salt))) + block.record_bytes
+
+
+def header_of(record: memoryview, block: KeptBlock) -> RecordHeader | None:
     """The record's header when it names exactly this block; the payload is not looked at."""
     header = read_header(record)
     if (
@@ -94,29 +75,29 @@ def is_record_of(record: memoryview, block: KeptBlock) -> RecordHeader | None:
     return header
 
 
-def write_file(directory: int, name: str, file: BlockFile, record: memoryview) -> None:
+def write_file(directory: int, name: str, block: KeptBlock, record: memoryview) -> None:
     """Write a record under `name`, which must be new. Raises OSError."""
-    fd = os.open(
-        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=directory
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
     try:
-        _write_all(fd, (record, memoryview(_tail(file, record))))
+        _write_all(fd, (memoryview(_front(block, record)), record))
     finally:
         os.close(fd)
 
 
-def read_file(directory: int, file: BlockFile, into: memoryview) -> bool:
+def read_file(directory: int, block: KeptBlock, into: memoryview) -> bool:
     """Read a record; False when anything in the file is not what was written. Marks the file as
     used now. Raises OSError."""
-    tail = bytearray(file.num_bytes - file.record_bytes + 1)  # one more: a longer file is not ours
-    fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+    front = bytearray(_record_at(len(encode_salt(block.salt))))
+    beyond = bytearray(1)  # a longer file is not ours
+    fd = _open_to_read(directory, block.block_hash)
     try:
-        if _read_all(fd, (into, memoryview(tail))) != file.num_bytes:
+        if _read_all(fd, (memoryview(front), into, memoryview(beyond))) != file_bytes(block):
             return False
-        header = is_record_of(into, file.block)
+        header = header_of(into, block)
         if (
             header is None
-            or bytes(tail[:-1]) != _tail(file, into)
+            or front != _front(block, into)
             or not is_intact(into, header.block_hash, header.shape)
         ):
             return False
@@ -126,51 +107,82 @@ def read_file(directory: int, file: BlockFile, into: memoryview) -> bool:
     return True
 
 
-def read_salt(directory: int, name: str, file_bytes: int) -> str | None:
-    """The salt in a file's tail; None when the tail is not intact. Raises OSError."""
-    parsed = parse_name(name)
-    if parsed is None:
-        return None
-    salt_bytes = file_bytes - parsed.record_bytes - FOOTER_BYTES
-    if not 0 <= salt_bytes <= MAX_SALT_BYTES:
-        return None
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+def read_block(directory: int, block_hash: BlockHash, length: int) -> KeptBlock | None:
+    """What a file of `length` bytes says of its block, `num_bytes` left open; None when it is torn
+    or not ours. Reads what stands before the payload. Raises OSError."""
+    fd = _open_to_read(directory, block_hash)
     try:
-        tail = os.pread(fd, salt_bytes + FOOTER_BYTES, parsed.record_bytes)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # else 128 KiB are read ahead
+        head = os.pread(fd, min(length, _HEAD_BYTES), 0)
+        block = _parse_head(block_hash, head)
+        if block is None and length > len(head):
+            head = os.pread(fd, min(length, 64 * _HEAD_BYTES), 0)
+            block = _parse_head(block_hash, head)
     finally:
         os.close(fd)
-    if len(tail) != salt_bytes + FOOTER_BYTES:
-        return None
-    (header_checksum,) = _CHECKSUM.unpack_from(tail, salt_bytes + 16)
-    salt = tail[:salt_bytes]
-    if tail != _tail_of(parsed.block_hash, parsed.record_bytes, salt, header_checksum):
-        return None
-    try:
-        return salt.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return None
+    return block if block is not None and file_bytes(block) == length else None
 
 
-def _tail(file: BlockFile, record: memoryview) -> bytes:
+def _parse_head(block_hash: BlockHash, head: bytes) -> KeptBlock | None:
+    if len(head) < _SALT_AT:
+        return None
+    magic, record_bytes, header_checksum, salt_bytes, flags = _FIELDS.unpack_from(head)
+    record_at = _record_at(salt_bytes)
+    if magic != MAGIC or len(head) <= record_at:
+        return None
+    first, salt = bool(flags & _FIRST), head[_SALT_AT : _SALT_AT + salt_bytes]
+    front = _front_of(block_hash, record_bytes, header_checksum, salt, first)
+    record = memoryview(head)[record_at:]
+    header = peek_header(record)
+    if (
+        header is None
+        or head[:record_at] != front
+        or header.block_hash != block_hash
+        or xxhash.xxh3_64_intdigest(record[: header.shape.payload_at]) != header_checksum
+    ):
+        return None
+    return KeptBlock(
+        block_hash,
+        None if first else header.parent,
+        header.shape.num_tokens,
+        0,
+        salt.decode("utf-8", "surrogatepass"),  # the checksum says that we encoded it
+        header.token_ids,
+        record_bytes,
+    )
+
+
+def _front(block: KeptBlock, record: memoryview) -> bytes:
+    """What stands before this record in its file."""
     header = read_header(record)
     before_payload = record[: header.shape.payload_at] if header is not None else record[:0]
     checksum = xxhash.xxh3_64_intdigest(before_payload)
-    block = file.block
-    return _tail_of(block.block_hash, file.record_bytes, encode_salt(block.salt), checksum)
+    salt, first = encode_salt(block.salt), block.parent is None
+    return _front_of(block.block_hash, len(record), checksum, salt, first)
 
 
-def _tail_of(block_hash: BlockHash, record_bytes: int, salt: bytes, header_checksum: int) -> bytes:
-    fields = _FIELDS.pack(MAGIC, record_bytes, header_checksum, len(salt), 0)
-    return salt + fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(block_hash + salt + fields))
+def _front_of(
+    block_hash: BlockHash, record_bytes: int, header_checksum: int, salt: bytes, first: bool
+) -> bytes:
+    fields = _FIELDS.pack(MAGIC, record_bytes, header_checksum, len(salt), _FIRST if first else 0)
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(block_hash + salt + fields))
+    return (fields + checksum + salt).ljust(_record_at(len(salt)), b"\0")
+
+
+def _record_at(salt_bytes: int) -> int:
+    return -(-(_SALT_AT + salt_bytes) // 64) * 64
+
+
+def _open_to_read(directory: int, block_hash: BlockHash) -> int:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place must not stop us
+    return os.open(file_name(block_hash), flags, dir_fd=directory)
 
 
 def _touch(fd: int) -> None:
     """The time of last use, by which a restart orders the catalogue. It may fail, as on a medium
     that has become read-only: the record is good all the same."""
-    try:
+    with suppress(OSError):
         os.utime(fd)
-    except OSError:
-        return
 
 
 def _write_all(fd: int, parts: Sequence[memoryview]) -> None:

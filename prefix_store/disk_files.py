@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prefix_store.backend import KeptBlock, OutgoingRecord
@@ -18,12 +19,13 @@ from prefix_store.base import BlockHash, StoreError
 from prefix_store.disk_counters import DiskCounters, FaultLog
 from prefix_store.disk_directory import DiskDirectory
 from prefix_store.disk_file import (
-    FOOTER_BYTES,
+    FRONT_BYTES,
     MAX_SALT_BYTES,
     TEMPORARY_PREFIX,
-    BlockFile,
     encode_salt,
-    is_record_of,
+    file_bytes,
+    file_name,
+    header_of,
     read_file,
     write_file,
 )
@@ -47,14 +49,14 @@ class DiskFiles:
         self._directory: DiskDirectory | None = None
         self._block_bytes = 4096
         self._lock = threading.Lock()  # of what follows, and of the counters
-        self._files: dict[BlockHash, BlockFile] = {}
+        self._blocks: dict[BlockHash, KeptBlock] = {}
         self._stuck: dict[str, int] = {}
         """Files that could not be removed, with the room that they take."""
         self._used_bytes = 0
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._blocks)
 
     @property
     def used_bytes(self) -> int:
@@ -62,7 +64,7 @@ class DiskFiles:
 
     def size_of(self, record_bytes: int) -> int:
         """In whole blocks of the file system, and one more for its name and extents."""
-        blocks = -(-(record_bytes + MAX_SALT_BYTES + FOOTER_BYTES) // self._block_bytes)
+        blocks = -(-(record_bytes + FRONT_BYTES) // self._block_bytes)
         return (blocks + 1) * self._block_bytes
 
     def recover(self) -> list[KeptBlock]:
@@ -75,60 +77,62 @@ class DiskFiles:
             raise StoreError(
                 f"store.disk.path: {self._path} cannot be listed ({error.strerror})"
             ) from None
-        files = closed(found.files)
-        for block_hash in surplus(files, self.capacity_bytes):
-            del files[block_hash]
-        lost = [each.file for key, each in found.files.items() if key not in files]
-        self._files = {key: each.file for key, each in files.items()}
-        self._used_bytes = sum(file.block.num_bytes for file in self._files.values())
-        self.counters.records_recovered = len(files)
-        self.counters.files_discarded = len(found.junk) + len(lost)
-        for name, num_bytes in (*found.junk.items(), *((f.name, f.block.num_bytes) for f in lost)):
+        blocks = closed(found.blocks)
+        for block_hash in surplus(blocks, self.capacity_bytes):
+            del blocks[block_hash]
+        self._blocks = {key: each.block for key, each in blocks.items()}
+        self._used_bytes = sum(block.num_bytes for block in self._blocks.values())
+        discarded = dict(found.junk)
+        for key, each in found.blocks.items():
+            if key not in blocks:
+                discarded[file_name(key)] = each.block.num_bytes
+        self.counters.records_recovered = len(blocks)
+        self.counters.files_discarded = len(discarded)
+        for name, num_bytes in discarded.items():
             self._used_bytes += num_bytes
             self._release(name, num_bytes)
         self._warn_of_little_space(directory)
-        return [file.block for file in self._files.values()]
+        return list(self._blocks.values())
 
     def write(self, record: OutgoingRecord) -> bool:
         """Whether the record is there afterwards."""
         if self._stuck:
             self._retry_stuck()
         block, data = record.block, record.data
-        file = BlockFile(block, len(data))
-        before = self._files.get(block.block_hash)
+        before = self._blocks.get(block.block_hash)
         if before is not None:
-            if before == file and self._is_there(file):
+            if before == block and before.record_bytes == len(data) and self._is_there(before):
                 return True
             self._discard(before)
-        num_bytes = self.size_of(len(data))
+        header = header_of(data, block)
         with self._lock:
             if (
-                self._used_bytes + num_bytes > self.capacity_bytes
+                header is None
+                or self._used_bytes + block.num_bytes > self.capacity_bytes
+                or block.num_bytes != self.size_of(len(data))
                 or len(encode_salt(block.salt)) > MAX_SALT_BYTES
-                or (block.salt and block.parent is not None)
-                or block.num_bytes != num_bytes
-                or is_record_of(data, block) is None
-                or file.name in self._stuck
+                or file_name(block.block_hash) in self._stuck
             ):
                 self.counters.writes_refused += 1
                 return False
-            self._used_bytes += num_bytes
-        if not self._write_whole(file, data):
+            self._used_bytes += block.num_bytes
+        block = replace(block, token_ids=header.token_ids, record_bytes=len(data))
+        if not self._write_whole(block, data):
             return False
         with self._lock:
-            self._files[block.block_hash] = file
+            self._blocks[block.block_hash] = block
             self.counters.records_written += 1
             self.counters.bytes_written += len(data)
         return True
 
     def read(self, block_hash: BlockHash, into: memoryview) -> KeptBlock | None:
         """The block when `into` now holds its whole and intact record; otherwise it is gone."""
-        file = self._files.get(block_hash)
-        if file is None:
+        block = self._blocks.get(block_hash)
+        if block is None:
             return None
         counters = self.counters
         try:
-            intact = len(into) == file.record_bytes and read_file(self._blocks, file, into)
+            intact = len(into) == block.record_bytes and read_file(self._folder, block, into)
         except FileNotFoundError:
             intact = False
             with self._lock:
@@ -142,19 +146,19 @@ class DiskFiles:
                 counters.records_damaged += not intact
                 counters.bytes_read += len(into) if intact else 0
         if not intact:
-            self._discard(file)
+            self._discard(block)
             return None
-        return file.block
+        return block
 
     def count(self, hashes: Sequence[BlockHash]) -> int:
         """How many of `hashes`, from the first on, are there."""
-        return sum(1 for _ in itertools.takewhile(self._files.__contains__, hashes))
+        return sum(1 for _ in itertools.takewhile(self._blocks.__contains__, hashes))
 
     def remove(self, hashes: Sequence[BlockHash]) -> None:
         for block_hash in hashes:
-            file = self._files.get(block_hash)
-            if file is not None:
-                self._discard(file)
+            block = self._blocks.get(block_hash)
+            if block is not None:
+                self._discard(block)
                 with self._lock:
                     self.counters.records_removed += 1
 
@@ -165,68 +169,80 @@ class DiskFiles:
             self._directory = None
 
     @property
-    def _blocks(self) -> int:
+    def _folder(self) -> int:
         if self._directory is None:
             raise StoreError("the disk tier is not open")
         return self._directory.blocks
 
-    def _write_whole(self, file: BlockFile, data: memoryview) -> bool:
+    def _write_whole(self, block: KeptBlock, data: memoryview) -> bool:
         """Write beside and rename, so that a file with a record's name is whole. The room is
         taken already, and given back when it is not needed."""
+        folder, name = self._folder, file_name(block.block_hash)
         temporary = f"{TEMPORARY_PREFIX}{next(self._numbers)}"
         try:
-            write_file(self._blocks, temporary, file, data)
-            os.rename(temporary, file.name, src_dir_fd=self._blocks, dst_dir_fd=self._blocks)
+            write_file(folder, temporary, block, data)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             self._note("write", error)
-            self._release(temporary, file.block.num_bytes)
+            self._release(temporary, block.num_bytes)
             return False
         return True
 
-    def _is_there(self, file: BlockFile) -> bool:
+    def _is_there(self, block: KeptBlock) -> bool:
+        name = file_name(block.block_hash)
         try:
-            status = os.stat(file.name, dir_fd=self._blocks, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except OSError:
             return False
-        return status.st_size == file.num_bytes
+        return status.st_size == file_bytes(block)
 
-    def _discard(self, file: BlockFile) -> None:
+    def _discard(self, block: KeptBlock) -> None:
         with self._lock:
-            if self._files.pop(file.block.block_hash, None) is None:
+            if self._blocks.pop(block.block_hash, None) is None:
                 return
-        self._release(file.name, file.block.num_bytes)
+        self._release(file_name(block.block_hash), block.num_bytes)
 
     def _release(self, name: str, num_bytes: int) -> None:
         """Remove a file. Its room stays counted until it is gone."""
-        try:
-            os.unlink(name, dir_fd=self._blocks)
-        except FileNotFoundError:
-            gone = True
-        except OSError as error:
-            gone = False
-            self._note("remove", error)
-        else:
-            gone = True
+        gone = self._is_unlinked(name)
         with self._lock:
             if gone:
-                self._stuck.pop(name, None)
                 self._used_bytes -= num_bytes
             else:
                 self._stuck[name] = num_bytes
 
     def _retry_stuck(self) -> None:
         with self._lock:
-            again = list(itertools.islice(self._stuck.items(), RETRIES))
-        for name, num_bytes in again:
-            try:
-                os.unlink(name, dir_fd=self._blocks)
-            except FileNotFoundError:
-                pass
-            except OSError:
-                continue
-            with self._lock:
-                if self._stuck.pop(name, None) is not None:  # another thread may have been faster
+            again = list(itertools.islice(self._stuck, RETRIES))
+        for name in again:
+            gone = self._is_unlinked(name)
+            with self._lock:  # another thread may have been faster
+                num_bytes = self._stuck.pop(name, 0)
+                if gone:
                     self._used_bytes -= num_bytes
+                elif num_bytes:
+                    self._stuck[name] = num_bytes  # behind the others
+
+    def _is_unlinked(self, name: str) -> bool:
+        try:
+            os.unlink(name, dir_fd=self._folder)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if not self._exists(name):  # a read-only file system refuses that too
+                return True
+            self._note("remove", error)
+            return False
+        return True
+
+    def _exists(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _note(self, tried: str, error: OSError) -> None:
         with self._lock:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from redis_server import RedisServer, installed_servers
 
 from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash
 from prefix_store.disk_backend import DiskBackend
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.record import RecordShape, seal, write_header
+from prefix_store.redis_backend import RedisBackend
 
-MEDIA = ["disk"]
+MEDIA = ["disk", *installed_servers()]
 CAPACITY_BYTES = 64 * 1024**2
 BLOCK_SIZE = 4
 
@@ -42,7 +44,7 @@ class Medium(Protocol):
 
 class DiskMedium:
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._blocks = path, path / "blocks"
         self._running: DiskBackend | None = None
 
     async def start(self) -> Backend:
@@ -56,14 +58,10 @@ class DiskMedium:
             self._running = None
 
     async def stored(self, block_hash: BlockHash) -> bytes:
-        return self._file(block_hash).read_bytes()
+        return (self._blocks / block_hash.hex()).read_bytes()
 
     async def replace(self, block_hash: BlockHash, raw: bytes) -> None:
-        self._file(block_hash).write_bytes(raw)
-
-    def _file(self, block_hash: BlockHash) -> Path:
-        (file,) = (self._path / "blocks").glob(f"{block_hash.hex()}-*")
-        return file
+        (self._blocks / block_hash.hex()).write_bytes(raw)
 
 
 @pytest.fixture
@@ -71,6 +69,64 @@ async def disk(tmp_path: Path) -> AsyncIterator[Medium]:
     medium = DiskMedium(tmp_path / "tier")
     yield medium
     await medium.stop()
+
+
+class RedisMedium:
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._running: RedisBackend | None = None
+
+    async def start(self) -> Backend:
+        await self.stop()
+        # More time than anybody would give it: a busy machine is no fault of the backend.
+        self._running = RedisBackend(self._server.url, "store", timeout_s=5)
+        return self._running
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            await self._running.close()
+            self._running = None
+
+    async def stored(self, block_hash: BlockHash) -> bytes:
+        raw = self._server.call("GET", f"hs1:b:{block_hash.hex()}")
+        assert isinstance(raw, bytes)
+        return raw
+
+    async def replace(self, block_hash: BlockHash, raw: bytes) -> None:
+        self._server.call("SET", f"hs1:b:{block_hash.hex()}", raw)
+
+
+async def redis_medium(server: RedisServer) -> AsyncIterator[Medium]:
+    server.call("FLUSHALL")
+    medium = RedisMedium(server)
+    yield medium
+    await medium.stop()
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer(installed_servers()["redis"])
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def valkey_server() -> Iterator[RedisServer]:
+    server = RedisServer(installed_servers()["valkey"])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Medium]:
+    async for medium in redis_medium(redis_server):
+        yield medium
+
+
+@pytest.fixture
+async def valkey(valkey_server: RedisServer) -> AsyncIterator[Medium]:
+    async for medium in redis_medium(valkey_server):
+        yield medium
 
 
 @pytest.fixture(params=MEDIA)
@@ -281,6 +337,10 @@ async def test_a_restart_finds_everything(medium: Medium) -> None:
     assert all(await write(backend, records))
     restarted = await medium.start()
     recovered = await restarted.recover()
+    for block in recovered:
+        record = next(each for each in records if each.block_hash == block.block_hash)
+        assert block.record_bytes == len(record.data)
+        assert block.token_ids in (b"", record.data[64 : 64 + 4 * BLOCK_SIZE])
     described = {record.block_hash: record.outgoing(restarted).block for record in records}
     assert {block.block_hash: block for block in recovered} == described
     seen: set[BlockHash | None] = {None}
