@@ -1,0 +1,254 @@
+"""The connection to Redis: rounds of commands with time-outs, a circuit breaker, reconnection.
+
+A round is one pipeline: one round trip, or one to each node of a cluster at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from prefix_store.base import StoreError
+from prefix_store.breaker import CircuitBreaker
+from prefix_store.redis_faults import FaultLog, RedisCounters
+
+Command = tuple[bytes | str | int, ...]
+
+MIN_BYTES_PER_S = 1_000_000
+"""A transfer that is slower than this is taken for a hang."""
+
+MIN_CONNECT_S = 0.05
+SMALL_AT_ONCE = 16
+TRANSFERS_AT_ONCE = 4
+"""Rounds that carry records: a slow link is shared by few, so each of them gets on."""
+
+_LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error that Redis answered to one command."""
+
+    full: bool
+    """Out of memory."""
+
+
+class RedisLink:
+    """Owns the client. Faults are counted and logged here; a round that failed gives None."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.counters = RedisCounters()
+        self._url = url
+        self._timeout_s = timeout_s
+        self._log = FaultLog(url)
+        self._breaker = CircuitBreaker()
+        self._opened = asyncio.Event()
+        self._small = asyncio.Semaphore(SMALL_AT_ONCE)
+        self._transfer = asyncio.Semaphore(TRANSFERS_AT_ONCE)
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._client = self._connect()
+        self._healing: asyncio.Task[None] | None = None
+
+    @property
+    def breaker(self) -> str:
+        return self._breaker.state
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a round would be tried now."""
+        return self._breaker.is_closed
+
+    def start(self) -> None:
+        """From now on a broken link is probed until it works."""
+        if self._healing is None:
+            self._healing = asyncio.get_running_loop().create_task(self._heal())
+
+    async def close(self) -> None:
+        if self._healing is not None:
+            self._healing.cancel()
+            await asyncio.gather(self._healing, return_exceptions=True)
+            self._healing = None
+        await self._disconnect(self._client)
+
+    async def round(
+        self, commands: Sequence[Command], payload_bytes: int = 0, patience_s: float = 0.0
+    ) -> list[Any] | None:
+        """The answers to commands, in their order, `Refused` for an error; None when there was no
+        answer. `payload_bytes`: of records that go or come. `patience_s`: more time."""
+        if not commands:
+            return []
+        turns = self._transfer if payload_bytes else self._small
+        async with turns:
+            if not self._breaker.is_closed:
+                self.counters.calls_while_open += 1
+                return None
+            return await self._round(commands, payload_bytes, patience_s)
+
+    async def _round(
+        self, commands: Sequence[Command], payload_bytes: int, patience_s: float
+    ) -> list[Any] | None:
+        budget_s = self._timeout_s + payload_bytes / MIN_BYTES_PER_S + patience_s
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(budget_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    answers = await self._execute(commands)
+                finally:
+                    self._deadlines.discard(deadline)
+        except asyncio.CancelledError:
+            # Whoever asked had a time limit of its own, and it ran out here.
+            if not payload_bytes and time.monotonic() - began >= self._timeout_s / 2:
+                self._timed_out(self._timeout_s)
+            raise
+        except (TimeoutError, RedisTimeoutError):
+            self._timed_out(budget_s)
+            return None
+        except (RedisError, OSError) as error:
+            self._failed(error)
+            return None
+        return self._sorted_out(answers)
+
+    async def _execute(self, commands: Sequence[Command]) -> list[Any]:
+        if isinstance(self._client, RedisCluster):
+            pipeline: Any = self._client.pipeline()
+        else:
+            pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+    def _sorted_out(self, answers: list[Any]) -> list[Any] | None:
+        """Errors among the answers: those of the link fail the round."""
+        refused: RedisError | None = None
+        for i, answer in enumerate(answers):
+            if isinstance(answer, _LOST):
+                self._failed(answer)
+                return None
+            if isinstance(answer, OutOfMemoryError) or "maxmemory" in str(answer)[:80]:
+                answers[i] = Refused(full=True)
+                self.counters.writes_full += 1
+                self._log.refused("OOM")
+            elif isinstance(answer, Exception):
+                answers[i] = Refused(full=False)
+                refused = answer if isinstance(answer, RedisError) else ResponseError(str(answer))
+        if refused is not None:
+            self._failed(refused)
+        else:
+            self._succeeded()
+        return answers
+
+    def _succeeded(self) -> None:
+        if not self._breaker.is_closed:
+            self._log.closed()
+        self._breaker.succeeded()
+        self._opened.clear()
+
+    def _timed_out(self, budget_s: float) -> None:
+        self.counters.timeouts += 1
+        self._log.timed_out(budget_s)
+        self._break()
+
+    def _failed(self, error: Exception) -> None:
+        words = _words(error)
+        if isinstance(error, (BusyLoadingError, AuthenticationError, ResponseError)):
+            self.counters.refusals += 1
+            self._log.refused(words)
+        else:
+            self.counters.disconnects += 1
+            self._log.unreachable(words)
+        self._break()
+
+    def _break(self) -> None:
+        if not self._breaker.failed(time.monotonic()):
+            return
+        self.counters.breaker_openings += 1
+        self._log.opened()
+        self._opened.set()
+        # What is under way waits for the same server.
+        now = asyncio.get_running_loop().time()
+        for deadline in self._deadlines:
+            with contextlib.suppress(RuntimeError):
+                deadline.reschedule(now)
+
+    async def _heal(self) -> None:
+        while True:
+            await self._opened.wait()
+            await asyncio.sleep(self._breaker.wait_s(time.monotonic()))
+            if self._breaker.begin_probe(time.monotonic()):
+                await self._probe()
+
+    async def _probe(self) -> None:
+        """With connections of its own: a cluster may look different now."""
+        fresh = self._connect()
+        try:
+            async with asyncio.timeout(max(MIN_CONNECT_S, self._timeout_s) + self._timeout_s):
+                await fresh.ping()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._log.unreachable(_words(error))
+            self._breaker.failed(time.monotonic())
+            await self._disconnect(fresh)
+            return
+        self._client, old = fresh, self._client
+        self._succeeded()
+        await self._disconnect(old)
+
+    def _connect(self) -> Redis | RedisCluster:
+        """Nothing goes over the network yet. Raises StoreError for an impossible URL."""
+        options: dict[str, Any] = {
+            "protocol": 2,
+            "socket_timeout": None,
+            "socket_connect_timeout": max(MIN_CONNECT_S, self._timeout_s),
+            "retry": Retry(NoBackoff(), 0),
+            "driver_info": None,
+        }
+        scheme, _, rest = self._url.partition("://")
+        try:
+            if scheme.endswith("+cluster"):
+                url = f"{scheme.removesuffix('+cluster')}://{rest}"
+                return RedisCluster.from_url(
+                    url, max_connections=2 * SMALL_AT_ONCE, require_full_coverage=False, **options
+                )
+            return Redis.from_url(self._url, **options)
+        except (ValueError, TypeError, RedisError) as error:
+            raise StoreError(f"store.redis.url is not usable: {error}") from error
+
+    async def _disconnect(self, client: Redis | RedisCluster) -> None:
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await client.aclose()
+
+
+def _words(error: BaseException) -> str:
+    """What Redis or the system said; redis-py takes the first word off some errors."""
+    words = str(error) or type(error).__name__
+    for kind, word in (
+        ("AuthenticationError", "WRONGPASS"),
+        ("NoPermissionError", "NOPERM"),
+        ("ReadOnlyError", "READONLY"),
+        ("MovedError", "MOVED"),
+        ("BusyLoadingError", "LOADING"),
+        ("ClusterDownError", "CLUSTERDOWN"),
+    ):
+        if type(error).__name__ == kind and not words.startswith(("NOAUTH", word)):
+            return f"{word} {words}"
+    return words
