@@ -112,6 +112,8 @@ class Accounting:
             store_events=gauges.store_events,
             index=gauges.index,
             memo=gauges.memo,
+            outcomes=gauges.outcomes,
+            request_log=gauges.request_log,
         )
 
     def curve(self, replica: str) -> PrefillCurve:

@@ -118,7 +118,10 @@ class Call:
         # Cached as the engine counts it: its own blocks and all that a load promised. What failed
         # to load is computed, so it is reused from nowhere.
         promised = min(loaded.promised_tokens, cached) if loaded is not None else 0
-        memory = min(loaded.num_tokens, promised) if loaded is not None else 0
+        stored = min(loaded.num_tokens, promised) if loaded is not None else 0
+        # The runs of the tiers follow one another: memory, disk, Redis.
+        redis = min(loaded.redis_tokens, stored) if loaded is not None else 0
+        disk = min(loaded.disk_tokens, stored - redis) if loaded is not None else 0
         match = self.match
         return PromptTokens(
             total=self.usage.prompt_tokens if self.usage else self._num_tokens,
@@ -126,7 +129,9 @@ class Call:
             available=self._reusable(match.available_blocks if match else 0),
             captured=self.predicted_tokens,
             delivered_device=cached - promised,
-            delivered_memory=memory,
+            delivered_memory=stored - disk - redis,
+            delivered_disk=disk,
+            delivered_redis=redis,
             unattributed=(
                 cached - self._device_tokens if loaded is None and self.lacks_report else 0
             ),

@@ -20,6 +20,32 @@ class Stats(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class TierGauges(Stats):
+    """One tier of the store below its memory. Counts are since the store started."""
+
+    name: str = Field(description="disk or redis.")
+    capacity_bytes: Count = Field(description="What it may hold in bytes.")
+    used_bytes: Count = Field(description="What it holds in bytes.")
+    blocks: Count = Field(description="Blocks that it holds.")
+    stored_blocks: Count = Field(description="Blocks that were written.")
+    refused_blocks: Count = Field(description="Blocks that were not admitted, or had no room.")
+    written_bytes: Count = Field(description="Bytes written.")
+    read_bytes: Count = Field(description="Bytes read.")
+    faults: Count = Field(description="Reads and writes that failed.")
+    evicted_blocks: dict[str, Count] = Field(description="Blocks that went, by reason.")
+    latency_s: Seconds | None = Field(
+        description="Time in seconds before the first byte of a read, as measured lately; null "
+        "before the first."
+    )
+    bandwidth_bytes_s: Annotated[float, Field(ge=0)] | None = Field(
+        description="Bytes a second, as measured lately; null before the first transfer."
+    )
+    breaker: str | None = Field(
+        description="closed: in use; open: left alone after faults; half_open: tried again. Null "
+        "where there is none."
+    )
+
+
 class StoreGauges(Stats):
     """The block store of this host, as it reports itself. Counts are since the store started."""
 
@@ -51,6 +77,9 @@ class StoreGauges(Stats):
     expired_leases: Count = Field(description="Leases that nobody gave back in time.")
     expired_reservations: Count = Field(description="Writes that nobody finished in time.")
     evicted_blocks: dict[str, Count] = Field(description="Blocks that went, by reason.")
+    tiers: list[TierGauges] = Field(
+        default_factory=list, description="Its tiers below memory, from the top."
+    )
 
 
 class EventGauges(Stats):
@@ -89,6 +118,19 @@ class EventGauges(Stats):
     overflow_blocks: Count | None = Field(
         default=None, description="Blocks left out since there were too many."
     )
+    foreign_events: Count | None = Field(
+        default=None,
+        description="Events of media or KV cache groups that nothing here can reuse; ignored.",
+    )
+
+
+class SideGauges(Stats):
+    """Work beside the requests. Counts are since the gateway started."""
+
+    done: Count = Field(description="What was done.")
+    waiting: Count = Field(description="What waits right now.")
+    dropped: Count = Field(description="What came faster than it could be done.")
+    failed: Count = Field(description="What could not be done.")
 
 
 class IndexGauges(Stats):
@@ -139,4 +181,10 @@ class Gauges(Stats):
     )
     index: IndexGauges | None = Field(default=None, description="The radix index.")
     memo: MemoGauges | None = Field(default=None, description="The memo of rendered prefixes.")
+    outcomes: SideGauges | None = Field(
+        default=None, description="Ends of answers that the store was told; null without a store."
+    )
+    request_log: SideGauges | None = Field(
+        default=None, description="Lines of the request log; null where it is off."
+    )
     replicas: dict[str, ReplicaGauges] = Field(default_factory=dict, description="By replica id.")

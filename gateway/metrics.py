@@ -14,9 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.gauges import EventGauges, StoreGauges
+from gateway.gauges import EventGauges
+from gateway.metric_families import counter, gauge
 from gateway.record import Outcome, RequestRecord
 from gateway.stats_schema import CacheStats, PromptTokenCounts, WindowStats
+from gateway.store_metrics import store_metrics
 from gateway.tally import PARTS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -81,15 +83,15 @@ class _StatsCollector(Collector):
         yield info
         yield from _requests(stats)
         yield from _now(stats)
-        yield from _store(stats.store)
+        yield from store_metrics(stats.store)
         yield from _replicas(stats)
 
 
 def _requests(stats: CacheStats) -> Iterator[Metric]:
     since_start = {id_: replica.windows.since_start for id_, replica in stats.replicas.items()}
     since_start[NO_REPLICA] = stats.without_replica.windows.since_start
-    requests = _counter("requests", "Ended requests.", "replica", "outcome")
-    tokens = _counter("prompt_tokens", "Prompt tokens of ok requests.", "replica", "kind")
+    requests = counter("requests", "Ended requests.", "replica", "outcome")
+    tokens = counter("prompt_tokens", "Prompt tokens of ok requests.", "replica", "kind")
     for replica, window in since_start.items():
         for outcome in Outcome:
             requests.add_metric((replica, outcome), getattr(window.requests, outcome))
@@ -98,7 +100,7 @@ def _requests(stats: CacheStats) -> Iterator[Metric]:
     yield requests
     yield tokens
     for name, text, value in _PLAIN:
-        family = _counter(name, text, "replica")
+        family = counter(name, text, "replica")
         for replica, window in since_start.items():
             family.add_metric((replica,), value(window))
         yield family
@@ -168,64 +170,38 @@ def _steps(tokens: PromptTokenCounts) -> dict[str, int]:
         "not_delivered": tokens.not_delivered,
         "device": tokens.delivered.device,
         "memory": tokens.delivered.memory,
+        "disk": tokens.delivered.disk,
+        "redis": tokens.delivered.redis,
     }
 
 
 def _now(stats: CacheStats) -> Iterator[Metric]:
-    yield _gauge("requests_in_flight", "Requests that are with an engine.", stats.in_flight)
-    yield _gauge("requests_waiting", "Requests that wait for a place.", stats.waiting)
+    yield gauge("requests_in_flight", "Requests that are with an engine.", stats.in_flight)
+    yield gauge("requests_waiting", "Requests that wait for a place.", stats.waiting)
     if stats.loop_lag_s is not None:
-        yield _gauge("event_loop_lag_seconds", "How late the event loop ran.", stats.loop_lag_s)
+        yield gauge("event_loop_lag_seconds", "How late the event loop ran.", stats.loop_lag_s)
     if stats.index is not None:
-        yield _gauge("index_blocks", "Blocks in the radix index.", stats.index.blocks)
-        yield _gauge("index_used_bytes", "Size of the radix index.", stats.index.used_bytes)
-        yield _gauge("index_capacity_bytes", "Its bound.", stats.index.capacity_bytes)
+        yield gauge("index_blocks", "Blocks in the radix index.", stats.index.blocks)
+        yield gauge("index_used_bytes", "Size of the radix index.", stats.index.used_bytes)
+        yield gauge("index_capacity_bytes", "Its bound.", stats.index.capacity_bytes)
+    yield from _beside(stats)
     if stats.memo is not None:
-        tokens = _counter("rendered_tokens", "Prompt tokens rendered here.", "source")
+        tokens = counter("rendered_tokens", "Prompt tokens rendered here.", "source")
         tokens.add_metric(("memo",), stats.memo.tokens_from_memo)
         tokens.add_metric(("tokenizer",), stats.memo.tokens_tokenized)
         yield tokens
-        yield _gauge("memo_used_bytes", "Size of the memo.", stats.memo.used_bytes)
+        yield gauge("memo_used_bytes", "Size of the memo.", stats.memo.used_bytes)
         if stats.memo.capacity_bytes is not None:
-            yield _gauge("memo_capacity_bytes", "Its bound.", stats.memo.capacity_bytes)
+            yield gauge("memo_capacity_bytes", "Its bound.", stats.memo.capacity_bytes)
 
 
-def _store(store: StoreGauges | None) -> Iterator[Metric]:
-    yield _gauge("store_up", "1 when the store answers.", float(store is not None))
-    if store is None:
-        return
-    yield _gauge("store_engines", "Engines that are connected.", len(store.engines))
-    for name, text, value in (
-        ("store_capacity_bytes", "Size of the arena.", store.capacity_bytes),
-        ("store_used_bytes", "Bytes of committed blocks.", store.used_bytes),
-        ("store_reserved_bytes", "Bytes that are being written.", store.reserved_bytes),
-        ("store_blocks", "Committed blocks.", store.blocks),
-        ("store_leases", "Leases right now.", store.leases),
-        ("store_leased_blocks", "Protected from eviction.", store.leased_blocks),
-    ):
-        yield _gauge(name, text, value)
-    for name, text, count in (
-        ("store_lookups", "Prefixes looked up.", store.lookups),
-        ("store_asked_blocks", "Blocks looked up.", store.asked_blocks),
-        ("store_matched_blocks", "Blocks found.", store.matched_blocks),
-        ("store_loads", "Loads by engines.", store.loads),
-        ("store_failed_loads", "Loads that failed.", store.failed_loads),
-        ("store_loaded_tokens", "Tokens that engines loaded.", store.loaded_tokens),
-        ("store_loaded_bytes", "Bytes that engines loaded.", store.loaded_bytes),
-        ("store_stored_blocks", "Blocks that engines saved.", store.stored_blocks),
-        ("store_duplicate_blocks", "Saved twice at once.", store.duplicate_blocks),
-        ("store_orphaned_blocks", "Not taken, parent gone.", store.orphaned_blocks),
-        ("store_refused_blocks", "Not taken, no place.", store.refused_blocks),
-        ("store_expired_leases", "Leases that ran out.", store.expired_leases),
-        ("store_expired_reservations", "Writes given up.", store.expired_reservations),
-    ):
-        family = _counter(name, text)
-        family.add_metric((), count)
-        yield family
-    evicted = _counter("store_evicted_blocks", "Blocks that went.", "reason")
-    for reason, count in store.evicted_blocks.items():
-        evicted.add_metric((reason,), count)
-    yield evicted
+def _beside(stats: CacheStats) -> Iterator[Metric]:
+    family = counter("side_work", "Work beside the requests, by how it went.", "kind", "result")
+    for kind, side in (("outcomes", stats.outcomes), ("request_log", stats.request_log)):
+        if side is not None:
+            for result in ("done", "dropped", "failed"):
+                family.add_metric((kind, result), getattr(side, result))
+    yield family
 
 
 def _replicas(stats: CacheStats) -> Iterator[Metric]:
@@ -256,6 +232,7 @@ _EVENT_COUNTERS = (
     ("orphaned_blocks", "Blocks below an unknown parent."),
     ("refused_blocks", "Blocks of another size than the gateway's."),
     ("overflow_blocks", "Blocks left out since there were too many."),
+    ("foreign_events", "Events of media or groups that nothing here can reuse."),
 )
 
 
@@ -274,7 +251,7 @@ def _events(streams: Mapping[str, EventGauges]) -> Iterator[Metric]:
         for field, name, text in _EVENT_GAUGES
     ]
     families += [
-        (field, _counter(f"events_{field}", text, "source")) for field, text in _EVENT_COUNTERS
+        (field, counter(f"events_{field}", text, "source")) for field, text in _EVENT_COUNTERS
     ]
     for field, family in families:
         for source, events in streams.items():
@@ -282,11 +259,3 @@ def _events(streams: Mapping[str, EventGauges]) -> Iterator[Metric]:
             if value is not None:
                 family.add_metric((source,), float(value))
         yield family
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"headstart_{name}", text, labels=labels)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"headstart_{name}", text, value=value)

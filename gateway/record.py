@@ -34,13 +34,22 @@ class PromptTokens:
     """Really reused from the engine's own cache, as the engine reports."""
     delivered_memory: int
     """Really loaded from the store's memory tier, as the engine's connector reports."""
+    delivered_disk: int = 0
+    """Likewise from its disk tier."""
+    delivered_redis: int = 0
+    """Likewise from its Redis tier."""
     unattributed: int = 0
     """Part of delivered_device that the device was not known to have while no load was reported:
     it may have come from the store."""
 
     @property
     def delivered(self) -> int:
-        return self.delivered_device + self.delivered_memory
+        return (
+            self.delivered_device
+            + self.delivered_memory
+            + self.delivered_disk
+            + self.delivered_redis
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from gateway.health import Health
 from gateway.listener import Listener
 from gateway.loop_lag import LoopLag
 from gateway.model_fetch import ensure_demo_model
+from gateway.outcomes import Outcomes
 from gateway.places import Places
 from gateway.proxy import Proxy, ServedModel
 from gateway.rendering_checks import RenderingChecks
@@ -88,6 +89,7 @@ class Gateway:
             version=metadata.version("headstart"),
             block_size=model.block_size,
         )
+        outcomes = _outcomes(config, paths, owned)
         page = StatsPage(
             accounting=accounting,
             replicas=replicas,
@@ -99,10 +101,11 @@ class Gateway:
             store_events=events.store,
             store=_store_probe(config, paths, owned),
             loop_lag=loop_lag,
+            outcomes=outcomes,
         )
         checks = RenderingChecks(residency, events.engines, accounting.rendering_checked)
         owned.callback(checks.close)
-        ended = EndedCalls(loads, page, checks)
+        ended = EndedCalls(loads, page, checks, outcomes=outcomes)
         owned.callback(ended.close)
         proxy = Proxy(
             model=model,
@@ -182,9 +185,18 @@ def _replica(config: HeadstartConfig, engine: EngineConfig, owned: AsyncExitStac
         connect_timeout_s=limits.connect_timeout,
     )
     owned.push_async_callback(client.close)
-    device = Holder(engine.id, Medium.DEVICE)
-    memory = Holder(config.store.id, Medium.MEMORY) if config.store else None
-    return Replica(engine.id, client, (device, memory) if memory else (device,))
+    return Replica(engine.id, client, holders_of(config, engine))
+
+
+def holders_of(config: HeadstartConfig, engine: EngineConfig) -> tuple[Holder, ...]:
+    """The engine's own memory and the tiers of the store on its host."""
+    device, store = Holder(engine.id, Medium.DEVICE), config.store
+    if store is None:
+        return (device,)
+    media = [Medium.MEMORY]
+    media += [Medium.DISK] if store.disk is not None else []
+    media += [Medium.REDIS] if store.redis is not None else []
+    return (device, *(Holder(store.id, medium) for medium in media))
 
 
 def _store_probe(
@@ -195,6 +207,16 @@ def _store_probe(
     probe = StoreProbe(paths.store_socket(config))
     owned.callback(probe.close)
     return probe
+
+
+def _outcomes(
+    config: HeadstartConfig, paths: RuntimePaths, owned: AsyncExitStack
+) -> Outcomes | None:
+    if config.store is None:
+        return None
+    outcomes = Outcomes(paths.store_socket(config))
+    owned.callback(outcomes.close)
+    return outcomes
 
 
 async def _load_renderer(config: HeadstartConfig, model: ServedModel) -> PromptRenderer | None:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from engine_adapter.rendering import PromptRenderer
 from gateway.accounting import Accounting
 from gateway.choice import Replica
 from gateway.exchange import Exchange
 from gateway.followed_events import Followed
-from gateway.gauges import EventGauges, Gauges, IndexGauges, MemoGauges, ReplicaGauges
+from gateway.gauges import (
+    EventGauges,
+    Gauges,
+    IndexGauges,
+    MemoGauges,
+    ReplicaGauges,
+    SideGauges,
+)
 from gateway.loop_lag import LoopLag
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.places import Places
 from gateway.record import RequestRecord
+from gateway.side_queue import SideQueueStats
 from gateway.stats_schema import CacheStats
 from gateway.store_probe import StoreProbe
 from prefix_store.residency import Residency
+
+
+class Side(Protocol):
+    """Work beside the requests."""
+
+    def stats(self) -> SideQueueStats:
+        """What it did."""
 
 
 class StatsPage:
@@ -35,6 +51,8 @@ class StatsPage:
         store_events: Followed | None,
         store: StoreProbe | None,
         loop_lag: LoopLag,
+        outcomes: Side | None = None,
+        request_log: Side | None = None,
     ) -> None:
         self._accounting = accounting
         self._replicas = replicas
@@ -46,6 +64,8 @@ class StatsPage:
         self._store_events = store_events
         self._store = store
         self._loop_lag = loop_lag
+        self._outcomes = outcomes
+        self._request_log = request_log
         self._metrics = Metrics([replica.id for replica in replicas], self.snapshot)
 
     def record(self, record: RequestRecord) -> None:
@@ -80,6 +100,8 @@ class StatsPage:
             store_events=event_gauges(self._store_events) if self._store_events else None,
             index=self._index(),
             memo=self._memo(),
+            outcomes=_side_gauges(self._outcomes),
+            request_log=_side_gauges(self._request_log),
             replicas={replica.id: self._replica(replica) for replica in self._replicas},
         )
 
@@ -129,4 +151,14 @@ def event_gauges(followed: Followed) -> EventGauges:
         refused_blocks=source.refused,
         refused_block_size_tokens=source.refused_block_size,
         overflow_blocks=source.overflow,
+        foreign_events=source.foreign_groups + source.foreign_media,
+    )
+
+
+def _side_gauges(side: Side | None) -> SideGauges | None:
+    if side is None:
+        return None
+    stats = side.stats()
+    return SideGauges(
+        done=stats.done, waiting=stats.waiting, dropped=stats.dropped, failed=stats.failed
     )

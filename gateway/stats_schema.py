@@ -17,6 +17,7 @@ from gateway.gauges import (
     MemoGauges,
     ReplicaGauges,
     Seconds,
+    SideGauges,
     Stats,
     StoreGauges,
 )
@@ -41,6 +42,8 @@ class DeliveredTokens(Stats):
 
     device: Count = Field(description="From the engine's own cache, as the engine reports.")
     memory: Count = Field(description="From the store's memory, as the engine's connector reports.")
+    disk: Count = Field(description="From the store's disk tier, likewise.")
+    redis: Count = Field(description="From the store's Redis tier, likewise.")
 
 
 class PromptTokenCounts(Stats):
@@ -228,3 +231,9 @@ class CacheStats(Stats):
     )
     index: IndexGauges | None = Field(description="The radix index.")
     memo: MemoGauges | None = Field(description="The memo of rendered prefixes.")
+    outcomes: SideGauges | None = Field(
+        description="Ends of answers that the store was told; null without a store."
+    )
+    request_log: SideGauges | None = Field(
+        description="Lines of the request log; null where it is off."
+    )

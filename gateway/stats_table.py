@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.gauges import EventGauges, StoreGauges
+from gateway.gauges import EventGauges, StoreGauges, TierGauges
 from gateway.stats_schema import (
     CacheStats,
     Durations,
@@ -22,6 +22,7 @@ from gateway.windows import Window
 
 _BAR_WIDTH = 28
 _UNKNOWN = "-"
+_LOWER_TIERS = ("reused, disk", "reused, Redis")
 _WORDS = {
     Window.SINCE_START: "since start",
     Window.LAST_1M: "last minute",
@@ -81,12 +82,16 @@ def _requests(stats: CacheStats, total: WindowStats) -> RenderableType:
 def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
     steps = [
         ("reused, engine's cache", tokens.delivered.device, "green"),
-        ("reused, store", tokens.delivered.memory, "green"),
+        ("reused, memory", tokens.delivered.memory, "green"),
+        (_LOWER_TIERS[0], tokens.delivered.disk, "green"),
+        (_LOWER_TIERS[1], tokens.delivered.redis, "green"),
         ("not delivered", tokens.not_delivered, "yellow"),
         ("elsewhere", tokens.elsewhere, "yellow"),
         ("evicted", tokens.evicted, "yellow"),
         ("never seen", tokens.never_seen, "blue"),
     ]
+    # Tiers that brought nothing are left out: most stacks have none.
+    steps = [step for step in steps if step[1] or step[0] not in _LOWER_TIERS]
     table = _table()
     table.add_column(min_width=22)
     table.add_column(justify="right")
@@ -168,7 +173,24 @@ def _store(store: StoreGauges | None) -> RenderableType:
         f"{store.stored_blocks:,} blocks stored; evicted: {evicted or 'none'}",
         f"engines connected: {', '.join(store.engines) or 'none'}",
     ]
+    for tier in store.tiers:
+        lines += _tier(tier)
     return _section("Store", Text("\n".join(lines)))
+
+
+def _tier(tier: TierGauges) -> list[str]:
+    used = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
+    evicted = ", ".join(f"{count:,} {reason}" for reason, count in tier.evicted_blocks.items())
+    state = {"open": ", left alone after faults", "half_open": ", being tried again"}
+    speed = _UNKNOWN if tier.bandwidth_bytes_s is None else f"{_size(tier.bandwidth_bytes_s)}/s"
+    return [
+        f"{tier.name}: {_size(tier.used_bytes)} of {_size(tier.capacity_bytes)} used "
+        f"({used:.1%}), {tier.blocks:,} blocks{state.get(tier.breaker or '', '')}",
+        f"  {_size(tier.read_bytes)} read, {_size(tier.written_bytes)} written; "
+        f"latency {_seconds(tier.latency_s)}, {speed}",
+        f"  {tier.refused_blocks:,} not admitted, {tier.faults:,} faults; "
+        f"evicted: {evicted or 'none'}",
+    ]
 
 
 def _replicas(replicas: Mapping[str, ReplicaStats], window: Window) -> RenderableType:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gateway.gauges import StoreGauges
+from gateway.gauges import StoreGauges, TierGauges
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
-from prefix_store.protocol import StoreStats
+from prefix_store.protocol import StoreStats, TierStats
 
 _TIMEOUT_S = 1.0
 _MAX_AGE_S = 0.25
@@ -90,4 +90,23 @@ def store_gauges(stats: StoreStats) -> StoreGauges:
         expired_leases=stats.leases_expired,
         expired_reservations=stats.reservations_expired,
         evicted_blocks=stats.evictions,
+        tiers=[_tier_gauges(tier) for tier in stats.tiers],
+    )
+
+
+def _tier_gauges(tier: TierStats) -> TierGauges:
+    return TierGauges(
+        name=tier.name,
+        capacity_bytes=tier.capacity_bytes,
+        used_bytes=tier.used_bytes,
+        blocks=tier.blocks,
+        stored_blocks=tier.blocks_stored,
+        refused_blocks=tier.blocks_refused,
+        written_bytes=tier.bytes_written,
+        read_bytes=tier.bytes_read,
+        faults=tier.faults,
+        evicted_blocks=tier.evictions,
+        latency_s=tier.latency_ms / 1000.0 or None,
+        bandwidth_bytes_s=tier.bandwidth_bytes_s or None,
+        breaker=tier.breaker or None,
     )

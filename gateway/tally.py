@@ -46,6 +46,8 @@ class Column(enum.IntEnum):
     NOT_DELIVERED_TOKENS = enum.auto()
     DEVICE_TOKENS = enum.auto()
     MEMORY_TOKENS = enum.auto()
+    DISK_TOKENS = enum.auto()
+    REDIS_TOKENS = enum.auto()
     UNPREDICTED_TOKENS = enum.auto()
     UNATTRIBUTED_TOKENS = enum.auto()
     UNREPORTED_TOKENS = enum.auto()
@@ -107,6 +109,8 @@ def add_prompt(cells: Cells, steps: Waterfall, *, too_short: bool) -> None:
     cells[Column.NOT_DELIVERED_TOKENS] += steps.not_delivered
     cells[Column.DEVICE_TOKENS] += steps.device
     cells[Column.MEMORY_TOKENS] += steps.memory
+    cells[Column.DISK_TOKENS] += steps.disk
+    cells[Column.REDIS_TOKENS] += steps.redis
     cells[Column.UNPREDICTED_TOKENS] += steps.unpredicted
     cells[Column.UNATTRIBUTED_TOKENS] += steps.unattributed
 
@@ -172,6 +176,8 @@ def _prompt_tokens(cells: NDArray[np.float64]) -> PromptTokenCounts:
         not_delivered,
         device,
         memory,
+        disk,
+        redis,
         unpredicted,
         unattributed,
         unreported,
@@ -182,8 +188,8 @@ def _prompt_tokens(cells: NDArray[np.float64]) -> PromptTokenCounts:
         evicted=evicted,
         elsewhere=elsewhere,
         not_delivered=not_delivered,
-        delivered=DeliveredTokens(device=device, memory=memory),
-        uncached=total - device - memory,
+        delivered=DeliveredTokens(device=device, memory=memory, disk=disk, redis=redis),
+        uncached=total - device - memory - disk - redis,
         unpredicted=unpredicted,
         unattributed=unattributed,
         unreported=unreported,
@@ -193,7 +199,7 @@ def _prompt_tokens(cells: NDArray[np.float64]) -> PromptTokenCounts:
 def _hit_rates(cells: NDArray[np.float64]) -> HitRates:
     requests, hits = float(cells[Column.PROMPTS]), float(cells[Column.HITS])
     tokens = float(cells[Column.TOTAL_TOKENS])
-    delivered = float(cells[Column.DEVICE_TOKENS] + cells[Column.MEMORY_TOKENS])
+    delivered = float(cells[Column.DEVICE_TOKENS : Column.REDIS_TOKENS + 1].sum())
     return HitRates(
         requests=round(requests),
         hits=round(hits),

@@ -9,7 +9,7 @@ from gateway.record import PromptTokens
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """never_seen + evicted + elsewhere + not_delivered + device + memory == total, in tokens."""
+    """never_seen + evicted + elsewhere + not_delivered + delivered == total, in tokens."""
 
     total: int
     never_seen: int
@@ -21,14 +21,16 @@ class Waterfall:
     """Resident on the path, yet computed again."""
     device: int
     memory: int
+    disk: int
+    redis: int
     unpredicted: int
-    """Part of device + memory: delivered although the index knew of no such block on the path."""
+    """Part of delivered: delivered although the index knew of no such block on the path."""
     unattributed: int
     """Part of device: it may have come from the store."""
 
     @property
     def delivered(self) -> int:
-        return self.device + self.memory
+        return self.device + self.memory + self.disk + self.redis
 
     @property
     def uncached(self) -> int:
@@ -52,6 +54,8 @@ def waterfall(prompt: PromptTokens) -> Waterfall:
         not_delivered=captured - delivered,
         device=prompt.delivered_device,
         memory=prompt.delivered_memory,
+        disk=prompt.delivered_disk,
+        redis=prompt.delivered_redis,
         unpredicted=max(0, delivered - prompt.captured),
         unattributed=prompt.unattributed,
     )

@@ -56,6 +56,8 @@ class SourceStats:
     """Blocks stored below a parent that was never announced here."""
     foreign_groups: int
     """Events of KV cache groups other than the first (sliding windows and the like), ignored."""
+    foreign_media: int
+    """Events of media that are not known here (an engine's own offloading), ignored."""
     refused: int
     """Blocks of another size than the gateway's, which cannot be matched with prompts."""
     refused_block_size: int | None
@@ -90,6 +92,7 @@ class EventSource:
         self._blocks: dict[Medium, dict[ExternalHash, _Block]] = {}
         self._orphans = 0
         self._foreign_groups = 0
+        self._foreign_media = 0
         self._refused = 0
         self._refused_block_size: int | None = None
         self._malformed = 0
@@ -120,6 +123,7 @@ class EventSource:
             blocks=self._num_blocks,
             orphans=self._orphans,
             foreign_groups=self._foreign_groups,
+            foreign_media=self._foreign_media,
             refused=self._refused,
             refused_block_size=self._refused_block_size,
             malformed=self._malformed,
@@ -130,12 +134,16 @@ class EventSource:
     def _num_blocks(self) -> int:
         return sum(len(blocks) for blocks in self._blocks.values())
 
-    def _medium(self, name: str | None) -> Medium:
-        return _MEDIA.get(name or "", self._default_medium)
+    def _medium(self, name: str | None) -> Medium | None:
+        """None, counted, for a medium that nobody here knows: it is on no replica's path."""
+        medium = self._default_medium if not name else _MEDIA.get(name)
+        self._foreign_media += medium is None
+        return medium
 
     def _stored(self, event: BlockStored) -> None:
         count = len(event.block_hashes)
-        if not self._is_usable(event, count):
+        medium = self._medium(event.medium)
+        if medium is None or not self._is_usable(event, count):
             return
         parent = self._parent(event)
         if parent is None and event.parent_block_hash is not None:
@@ -146,7 +154,6 @@ class EventSource:
         except (OverflowError, TypeError, ValueError):
             self._malformed += 1
             return
-        medium = self._medium(event.medium)
         blocks = self._blocks.setdefault(medium, {})
         new: list[BlockHash] = []
         for external, block_hash in zip(event.block_hashes, hashes, strict=True):
@@ -179,6 +186,8 @@ class EventSource:
             self._foreign_groups += 1
             return
         medium = self._medium(event.medium)
+        if medium is None:
+            return
         blocks = self._blocks.get(medium, {})
         for external in event.block_hashes:
             block = blocks.get(external)

@@ -30,6 +30,8 @@ def request(
     total: int = 1000,
     device: int = 0,
     memory: int = 0,
+    disk: int = 0,
+    redis: int = 0,
     prefill_s: float | None = 0.5,
     rendered: bool = True,
     mismatch: bool = False,
@@ -44,7 +46,7 @@ def request(
         prefill_s=prefill_s,
         delivery_s=-0.001 if known else None,
     )
-    delivered = device + memory
+    delivered = device + memory + disk + redis
     prompt = PromptTokens(
         total=total,
         seen=delivered + 96,
@@ -52,6 +54,8 @@ def request(
         captured=delivered + 32,
         delivered_device=device,
         delivered_memory=memory,
+        delivered_disk=disk,
+        delivered_redis=redis,
         unattributed=unattributed,
     )
     return RequestRecord(
@@ -117,10 +121,11 @@ def test_requests_are_counted_by_outcome(clock: Clock) -> None:
 def test_prompt_tokens_are_a_waterfall_that_adds_up(clock: Clock) -> None:
     """Each token of an answered prompt stands in one step."""
     accounting = accounting_of(clock)
-    accounting.record(request(total=1000, device=320, memory=160))
+    accounting.record(request(total=1000, device=320, memory=100, disk=50, redis=10))
     accounting.record(request(total=500))
     tokens = total_of(accounting).prompt_tokens
-    assert tokens.delivered.model_dump() == {"device": 320, "memory": 160}
+    parts = {"device": 320, "memory": 100, "disk": 50, "redis": 10}
+    assert tokens.delivered.model_dump() == parts
     assert (tokens.evicted, tokens.elsewhere, tokens.not_delivered) == (64, 64, 64)
     assert tokens.never_seen == 1500 - 480 - 192
     assert (tokens.total, tokens.uncached) == (1500, 1020)

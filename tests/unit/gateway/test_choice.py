@@ -43,6 +43,16 @@ def test_order(replicas, found, order):
     assert "".join(choice.replica.id for choice in ranked(replicas, found)) == order
 
 
+def test_every_tier_of_a_store_is_on_the_path():
+    """Each is closed under prefixes by itself, so the longest run of them counts."""
+    client = cast(Any, FixedClient())
+    tiers = (Medium.MEMORY, Medium.DISK, Medium.REDIS)
+    path = Replica("a", client, tuple(Holder("s", tier) for tier in tiers))
+    found = {Holder("s", tier): blocks for tier, blocks in zip(tiers, (2, 7, 5), strict=True)}
+    (choice,) = ranked([path], Match(9, found))
+    assert choice.captured_blocks == 7
+
+
 def test_blocks_on_the_path_are_counted():
     """The longest run of any holder there."""
     (choice,) = ranked([replica("a")], Match(9, {Holder("s", Medium.MEMORY): 4}))

@@ -15,7 +15,15 @@ import yaml
 from gateway.accounting import Accounting
 from gateway.cli import build_parser
 from gateway.config_file import load_config
-from gateway.gauges import EventGauges, Gauges, IndexGauges, MemoGauges, ReplicaGauges, StoreGauges
+from gateway.gauges import (
+    EventGauges,
+    Gauges,
+    IndexGauges,
+    MemoGauges,
+    ReplicaGauges,
+    StoreGauges,
+    TierGauges,
+)
 from gateway.metrics import Metrics
 
 ROOT = Path(__file__).parents[3]
@@ -131,8 +139,11 @@ def test_prometheus_asks_gateway_and_engine() -> None:
 def exposed_metrics() -> set[str]:
     """The names on the gateway's /metrics when everything is there."""
     counts = dict.fromkeys(StoreGauges.model_fields, 0)
+    tier = dict.fromkeys(TierGauges.model_fields, 0)
+    tier |= {"name": "disk", "breaker": "closed", "evicted_blocks": {"capacity": 0}}
     store = StoreGauges.model_validate(
-        counts | {"id": "store-0", "engines": [], "evicted_blocks": {"capacity": 0}}
+        counts
+        | {"id": "store-0", "engines": [], "evicted_blocks": {"capacity": 0}, "tiers": [tier]}
     )
     events = EventGauges(connected=True, lag_s=0.0, gaps=0, resyncs=0)
     gauges = Gauges(

@@ -3,7 +3,16 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.accounting import Accounting
-from gateway.gauges import EventGauges, Gauges, IndexGauges, MemoGauges, ReplicaGauges, StoreGauges
+from gateway.gauges import (
+    EventGauges,
+    Gauges,
+    IndexGauges,
+    MemoGauges,
+    ReplicaGauges,
+    SideGauges,
+    StoreGauges,
+    TierGauges,
+)
 from gateway.metrics import Metrics
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from gateway.stats_schema import CacheStats
@@ -33,6 +42,23 @@ STORE = StoreGauges(
     expired_leases=0,
     expired_reservations=0,
     evicted_blocks={"capacity": 7},
+    tiers=[
+        TierGauges(
+            name="disk",
+            capacity_bytes=1000,
+            used_bytes=500,
+            blocks=6,
+            stored_blocks=8,
+            refused_blocks=2,
+            written_bytes=4,
+            read_bytes=3,
+            faults=1,
+            evicted_blocks={"capacity": 2},
+            latency_s=None,
+            bandwidth_bytes_s=10.0,
+            breaker="open",
+        )
+    ],
 )
 GAUGES = Gauges(
     in_flight=3,
@@ -41,6 +67,7 @@ GAUGES = Gauges(
     store=STORE,
     store_events=EventGauges(connected=True, gaps=6),
     index=IndexGauges(blocks=8, used_bytes=80, capacity_bytes=800),
+    outcomes=SideGauges(done=4, waiting=1, dropped=2, failed=3),
     memo=MemoGauges(tokens_from_memo=90, tokens_tokenized=10, used_bytes=5),
     replicas={"a": ReplicaGauges(in_flight=1, events=EventGauges(connected=True, lag_s=0.5))},
 )
@@ -59,7 +86,7 @@ def ended(
         stream=True,
         started_at=0.0,
         duration_s=1.0,
-        prompt=PromptTokens(1000, 640, 480, 320, 96, 64),
+        prompt=PromptTokens(1000, 640, 480, 320, 96, 32, 24, 8),
         first_token=FirstToken(0.3, 0.0001, None, 0.2, 0.002),
         output_tokens=5,
         rendering_mismatch=True,
@@ -106,7 +133,9 @@ def test_prompt_tokens_by_kind_add_up() -> None:
         "elsewhere": 160,
         "not_delivered": 160,
         "device": 96,
-        "memory": 64,
+        "memory": 32,
+        "disk": 24,
+        "redis": 8,
     }
 
 
@@ -159,3 +188,22 @@ def test_two_instances_share_nothing() -> None:
     """No global registry: tests and several gateways in one process do not clash."""
     assert scrape(ended())["headstart_hit_requests_total,replica=a"] == 1
     assert scrape()["headstart_hit_requests_total,replica=a"] == 0
+
+
+def test_tiers_below_memory_are_exported_by_name() -> None:
+    """What was not measured yet has no sample."""
+    samples = scrape()
+    tier = "tier=disk"
+    assert samples[f"headstart_store_tier_used_bytes,{tier}"] == 500
+    assert samples[f"headstart_store_tier_up,{tier}"] == 0
+    assert samples[f"headstart_store_tier_bytes_per_second,{tier}"] == 10
+    assert samples[f"headstart_store_tier_refused_blocks_total,{tier}"] == 2
+    assert samples[f"headstart_store_tier_evicted_blocks_total,reason=capacity,{tier}"] == 2
+    assert f"headstart_store_tier_latency_seconds,{tier}" not in samples
+
+
+def test_work_beside_the_requests_is_exported() -> None:
+    """Of what there is: no request log here."""
+    samples = scrape()
+    assert samples["headstart_side_work_total,kind=outcomes,result=failed"] == 3
+    assert not any("request_log" in name for name in samples)

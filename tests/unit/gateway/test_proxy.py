@@ -222,6 +222,23 @@ async def test_what_failed_to_load_is_no_reuse(stub_engine, good, promised, devi
     assert record.load_s == 0.1
 
 
+@pytest.mark.parametrize(
+    ("disk", "redis", "expected"),
+    [(32, 0, (32, 32, 0)), (0, 64, (0, 0, 64)), (32, 32, (0, 32, 32)), (96, 96, (0, 0, 64))],
+)
+async def test_loads_are_counted_by_tier(stub_engine, disk, redis, expected):
+    """The rest of a load was in memory, and no report makes more of it than there was."""
+    kit = stub_engine
+    async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
+        gateway.loads.report = BlocksLoaded("x", 64, 64, 1, 0.1, False, disk, redis)
+        async with gateway.client.post(CHAT, json=kit.chat()):
+            pass
+        await gateway.settled()
+        prompt = gateway.records.only.prompt
+    assert (prompt.delivered_memory, prompt.delivered_disk, prompt.delivered_redis) == expected
+    assert (prompt.delivered_device, prompt.delivered) == (0, 64)
+
+
 async def test_loads_are_asked_for_by_the_id_that_the_engine_got(stub_engine):
     """Not by the client's: two clients may send the same."""
     kit = stub_engine

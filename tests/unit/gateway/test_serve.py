@@ -13,7 +13,7 @@ from engine_adapter.base import RenderingError
 from engine_adapter.rendering import PromptRenderer
 from gateway import serve as root
 from gateway.record import Outcome
-from gateway.serve import block_size_of, serve
+from gateway.serve import block_size_of, holders_of, serve
 from gateway.stats_schema import CacheStats
 from gateway.user_error import UserError
 from policies.config import EngineConfig, HeadstartConfig
@@ -200,3 +200,20 @@ async def test_work_goes_on_until_it_is_hurried():
 def test_outcomes_are_the_statistics_names():
     """The record and the schema speak of the same things."""
     assert {str(outcome) for outcome in Outcome} == {"ok", "cancelled", "refused", "engine_error"}
+
+
+@pytest.mark.parametrize(
+    ("store", "media"),
+    [
+        (None, ["device"]),
+        ({}, ["device", "memory"]),
+        ({"redis": {}}, ["device", "memory", "redis"]),
+        ({"disk": {"path": "/x"}, "redis": {}}, ["device", "memory", "disk", "redis"]),
+    ],
+)
+def test_all_tiers_of_the_store_are_on_a_replicas_path(store, media):
+    """Blocks in any of them count as captured."""
+    config = HeadstartConfig.model_validate({"store": store})
+    holders = holders_of(config, config.engines[0])
+    assert [holder.medium for holder in holders] == media
+    assert {holder.source for holder in holders[1:]} <= {"store-0"}

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from gateway.accounting import Accounting
-from gateway.gauges import EventGauges, Gauges, ReplicaGauges, StoreGauges
+from gateway.gauges import EventGauges, Gauges, ReplicaGauges, StoreGauges, TierGauges
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from gateway.stats_table import render
 
@@ -36,6 +36,39 @@ STORE = StoreGauges(
     expired_reservations=0,
     evicted_blocks={"capacity": 12_345_678, "corrupt": 1},
 )
+
+TIERS = [
+    TierGauges(
+        name="disk",
+        capacity_bytes=2**32,
+        used_bytes=2**30,
+        blocks=1000,
+        stored_blocks=1009,
+        refused_blocks=3,
+        written_bytes=2**25,
+        read_bytes=2**24,
+        faults=1,
+        evicted_blocks={"capacity": 9},
+        latency_s=0.002,
+        bandwidth_bytes_s=2**30,
+        breaker=None,
+    ),
+    TierGauges(
+        name="redis",
+        capacity_bytes=2**32,
+        used_bytes=0,
+        blocks=0,
+        stored_blocks=0,
+        refused_blocks=0,
+        written_bytes=0,
+        read_bytes=0,
+        faults=5,
+        evicted_blocks={},
+        latency_s=None,
+        bandwidth_bytes_s=None,
+        breaker="open",
+    ),
+]
 
 IDLE = Gauges(in_flight=0, waiting=0)
 
@@ -80,11 +113,31 @@ def line_of(text: str, start: str) -> str:
 def test_the_waterfall_shows_counts_shares_and_bars() -> None:
     """Half of the tokens came from the store: half of the bar."""
     text = page(served(0, 1.0), served(2000, 0.1))
-    line = line_of(text, "reused, store")
+    line = line_of(text, "reused, memory")
     assert "2,000" in line
     assert "50.0%" in line
     assert line.count("█") == 14
     assert "0.0%" in line_of(text, "evicted")
+
+
+def test_tiers_below_memory_are_shown_where_there_are_any() -> None:
+    """Their tokens in the waterfall, their state with the store's."""
+    record = served(2000, 0.1)
+    assert "reused, disk" not in page(record)
+    prompt = PromptTokens(2000, 2000, 2000, 2000, 0, 500, 1000, 500)
+    text = page(
+        dataclasses.replace(record, prompt=prompt),
+        gauges=IDLE.model_copy(update={"store": STORE.model_copy(update={"tiers": TIERS})}),
+    )
+    assert "1,000" in line_of(text, "reused, disk")
+    assert "25.0%" in line_of(text, "reused, Redis")
+    assert "0 went through prefill" in text
+    assert "1 GiB of 4 GiB used (25.0%), 1,000 blocks" in line_of(text, "disk:")
+    assert "left alone after faults" in line_of(text, "redis:")
+    assert "16 MiB read, 32 MiB written; latency 2 ms, 1 GiB/s" in text
+    assert "0 B read, 0 B written; latency -, -" in text
+    assert "3 not admitted, 1 faults; evicted: 9 capacity" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
 
 
 def test_savings_are_shown_with_their_error() -> None:

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
+from gateway.gauges import TierGauges
 from gateway.store_probe import StoreProbe, store_gauges
 from prefix_store.client import StoreClient
-from prefix_store.protocol import StoreStats
+from prefix_store.protocol import StoreStats, TierStats
 
 STATS = StoreStats(
     store="store-0",
@@ -36,6 +37,10 @@ STATS = StoreStats(
     loads_failed=1,
     tokens_loaded=128,
     bytes_loaded=1280,
+    tiers=[
+        TierStats("disk", 1000, 500, 6, 8, 2, 4, 3, 1, {"capacity": 2}, 2.5, 1e6, "closed"),
+        TierStats("redis"),
+    ],
 )
 
 
@@ -143,3 +148,24 @@ async def test_questions_never_overlap_even_when_who_asked_leaves(tmp_path, monk
 def test_gauges_are_the_stores_numbers(gauge, value):
     """By their names in the statistics."""
     assert getattr(store_gauges(STATS), gauge) == value
+
+
+def test_tiers_are_the_stores_numbers():
+    """What it has not measured, or has not got, is null and not 0."""
+    disk, redis = store_gauges(STATS).tiers
+    assert disk == TierGauges(
+        name="disk",
+        capacity_bytes=1000,
+        used_bytes=500,
+        blocks=6,
+        stored_blocks=8,
+        refused_blocks=2,
+        written_bytes=4,
+        read_bytes=3,
+        faults=1,
+        evicted_blocks={"capacity": 2},
+        latency_s=0.0025,
+        bandwidth_bytes_s=1e6,
+        breaker="closed",
+    )
+    assert (redis.latency_s, redis.bandwidth_bytes_s, redis.breaker) == (None, None, None)

@@ -5,7 +5,15 @@ from gateway.waterfall import waterfall
 
 
 def prompt(
-    total: int, seen: int, available: int, captured: int, *, device: int = 0, memory: int = 0
+    total: int,
+    seen: int,
+    available: int,
+    captured: int,
+    *,
+    device: int = 0,
+    memory: int = 0,
+    disk: int = 0,
+    redis: int = 0,
 ) -> PromptTokens:
     return PromptTokens(
         total=total,
@@ -14,6 +22,8 @@ def prompt(
         captured=captured,
         delivered_device=device,
         delivered_memory=memory,
+        delivered_disk=disk,
+        delivered_redis=redis,
     )
 
 
@@ -36,3 +46,10 @@ def test_our_longer_rendering_does_not_exceed_the_engines_count() -> None:
     """With a rendering mismatch we may have seen more than the engine counts."""
     steps = waterfall(prompt(100, 128, 128, 128))
     assert (steps.never_seen, steps.not_delivered, steps.uncached) == (0, 100, 100)
+
+
+def test_every_tier_has_a_step() -> None:
+    """And all of them are delivered."""
+    steps = waterfall(prompt(1000, 900, 800, 700, device=100, memory=200, disk=50, redis=25))
+    assert (steps.device, steps.memory, steps.disk, steps.redis) == (100, 200, 50, 25)
+    assert (steps.delivered, steps.not_delivered, steps.uncached) == (375, 325, 625)

@@ -139,6 +139,33 @@ def test_media_are_holders_of_their_own() -> None:
     assert match.by_holder == {Holder("engine-0", Medium.MEMORY): 2}
 
 
+def test_a_stores_tiers_are_told_apart() -> None:
+    """A block that is demoted leaves one and comes to the other; Redis is a medium like them."""
+    rig = Rig(medium=Medium.MEMORY)
+    rig.apply(
+        stored(0, 3, medium="CPU"),
+        stored(0, 2, medium="STORAGE"),
+        BlockRemoved([2, 1], "CPU", 0),
+        stored(2, 1, parent=1, medium="REDIS"),
+    )
+    resident = rig.residency.stats().resident_blocks
+    assert {holder.medium: count for holder, count in resident.items()} == {
+        Medium.MEMORY: 1,
+        Medium.DISK: 2,
+        Medium.REDIS: 1,
+    }
+    assert rig.source.stats().orphans == 0
+
+
+def test_unknown_media_are_counted_and_ignored() -> None:
+    """What an engine keeps in a place of its own is not on its device."""
+    rig = Rig()
+    rig.apply(stored(0, 1), stored(1, 1, parent=0, medium="P2P"), BlockRemoved([0], "P2P", 0))
+    assert rig.run(tokens_of(0, 2)) == 1
+    assert rig.source.stats().foreign_media == 2
+    assert rig.source.stats().malformed == 0
+
+
 def test_event_without_medium_means_the_sources_own() -> None:
     """Publishers that do not say where they keep blocks keep them where they are."""
     rig = Rig(medium=Medium.MEMORY)
