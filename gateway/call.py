@@ -28,6 +28,8 @@ class Call:
     began: float = field(default_factory=time.perf_counter)
     """When the body was complete."""
     tenant: str = ""
+    salt: str = field(default="", repr=False)
+    """The tenant's: keys what is written down of its clients' words."""
     model: str = ""
     stream: bool = False
     prompt: Prompt | None = None

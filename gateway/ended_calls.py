@@ -29,6 +29,13 @@ class Recorder(Protocol):
         """One finished request."""
 
 
+class Log(Protocol):
+    """The request log."""
+
+    def add(self, call: Call, record: RequestRecord) -> None:
+        """One finished request. Returns at once."""
+
+
 class Teller(Protocol):
     """Who tells the store."""
 
@@ -53,6 +60,7 @@ class EndedCalls:
         checks: RenderingChecks | None = None,
         *,
         outcomes: Teller | None = None,
+        log: Log | None = None,
         wait_s: float = 0.05,
         max_waiting: int = 1024,
     ) -> None:
@@ -61,6 +69,7 @@ class EndedCalls:
         self._recorder = recorder
         self._checks = checks
         self._outcomes = outcomes
+        self._log = log
         self._wait_s = wait_s
         self._max_waiting = max_waiting
         self._waiting: deque[_Waiting] = deque()
@@ -79,7 +88,7 @@ class EndedCalls:
             self._waiting.append(_Waiting(call, until))
             self._set_timer()
         else:
-            self._recorder.record(call.record(loaded))
+            self._record(call, loaded)
         if self._outcomes is not None and call.report_id is not None and call.sent is not None:
             self._outcomes.tell(call.report_id, call.stop, call.output_tokens)
         if self._checks is not None:
@@ -91,13 +100,19 @@ class EndedCalls:
             self._timer.cancel()
             self._timer = None
         while self._waiting:
-            self._record(self._waiting.popleft().call)
+            self._record_late(self._waiting.popleft().call)
 
     def _report(self, call: Call) -> BlocksLoaded | None:
         return None if call.report_id is None else self._loads.take(call.report_id)
 
-    def _record(self, call: Call) -> None:
-        self._recorder.record(call.record(self._report(call)))
+    def _record_late(self, call: Call) -> None:
+        self._record(call, self._report(call))
+
+    def _record(self, call: Call, loaded: BlocksLoaded | None) -> None:
+        record = call.record(loaded)
+        self._recorder.record(record)
+        if self._log is not None:
+            self._log.add(call, record)
 
     def _set_timer(self) -> None:
         if self._waiting and self._timer is None:
@@ -109,6 +124,6 @@ class EndedCalls:
         now = asyncio.get_running_loop().time()
         try:
             while self._waiting and self._waiting[0].until <= now:
-                self._record(self._waiting.popleft().call)
+                self._record_late(self._waiting.popleft().call)
         finally:
             self._set_timer()

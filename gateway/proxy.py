@@ -116,7 +116,7 @@ class Proxy:
     async def _straight_line(self, exchange: Exchange, api: Api, call: Call) -> None:
         """design.md, section 5."""
         tenant = self._tenants.find(exchange.request.headers.get("Authorization"))
-        call.tenant = tenant.name
+        call.tenant, call.salt = tenant.name, tenant.salt
         with BodyShare(self._body_memory) as share:
             body = await self._read(exchange, api, call, share)
             async with self._places:

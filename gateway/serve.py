@@ -33,6 +33,7 @@ from gateway.outcomes import Outcomes
 from gateway.places import Places
 from gateway.proxy import Proxy, ServedModel
 from gateway.rendering_checks import RenderingChecks
+from gateway.request_log import RequestLog
 from gateway.stats_page import StatsPage
 from gateway.store_probe import StoreProbe
 from gateway.tenants import Tenants
@@ -89,7 +90,7 @@ class Gateway:
             version=metadata.version("headstart"),
             block_size=model.block_size,
         )
-        outcomes = _outcomes(config, paths, owned)
+        outcomes, request_log = _outcomes(config, paths, owned), _request_log(config, owned)
         page = StatsPage(
             accounting=accounting,
             replicas=replicas,
@@ -102,10 +103,11 @@ class Gateway:
             store=_store_probe(config, paths, owned),
             loop_lag=loop_lag,
             outcomes=outcomes,
+            request_log=request_log,
         )
         checks = RenderingChecks(residency, events.engines, accounting.rendering_checked)
         owned.callback(checks.close)
-        ended = EndedCalls(loads, page, checks, outcomes=outcomes)
+        ended = EndedCalls(loads, page, checks, outcomes=outcomes, log=request_log)
         owned.callback(ended.close)
         proxy = Proxy(
             model=model,
@@ -217,6 +219,14 @@ def _outcomes(
     outcomes = Outcomes(paths.store_socket(config))
     owned.callback(outcomes.close)
     return outcomes
+
+
+def _request_log(config: HeadstartConfig, owned: AsyncExitStack) -> RequestLog | None:
+    if config.request_log is None:
+        return None
+    request_log = RequestLog.open(config.request_log)
+    owned.callback(request_log.close)
+    return request_log
 
 
 async def _load_renderer(config: HeadstartConfig, model: ServedModel) -> PromptRenderer | None:

@@ -27,6 +27,7 @@ from gateway.listener import Listener
 from gateway.places import Places
 from gateway.proxy import Proxy, ServedModel
 from gateway.record import RequestRecord
+from gateway.request_log import RequestLog
 from gateway.tenants import Tenants
 from policies.config import LimitsConfig
 from prefix_store.base import BlockHash
@@ -301,6 +302,7 @@ async def open_gateway(
     keys: Mapping[str, str] | None = None,
     engine_url: str | None = None,
     with_spare: bool = False,
+    request_log: RequestLog | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Stub engine, gateway and a client; closed in reverse order. `with_spare`: a second replica,
     engine-1, on the same stub."""
@@ -328,7 +330,7 @@ async def open_gateway(
             FixedLoads(),
             Records(),
         )
-        ended = EndedCalls(loads, records, wait_s=0.0)
+        ended = EndedCalls(loads, records, wait_s=0.0, log=request_log)
         proxy = Proxy(
             model=ServedModel(MODEL, 8192, BLOCK_SIZE),
             limits=limits,
