@@ -15,6 +15,9 @@ from gateway.user_error import UserError
 from prefix_store.base import StoreError
 
 USER_ERROR = 2
+DEFAULT_CONFIG_HELP = (
+    "configuration; default: ./headstart.yaml where it exists, else built-in defaults"
+)
 WINDOWS = ("since_start", "1m", "10m", "1h")
 
 
@@ -34,7 +37,7 @@ def build_parser() -> _Parser:
     )
     parser.add_argument("--version", action="version", version=metadata.version("headstart"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_serve, _store, _engine, _demo, _stats, _doctor, _model):
+    for add in (_serve, _store, _engine, _demo, _stats, _simulate, _doctor, _model):
         add(commands)
     return parser
 
@@ -43,7 +46,13 @@ _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"  # argparse has no 
 
 
 def _command(
-    commands: _Commands, name: str, module: str, text: str, example: str
+    commands: _Commands,
+    name: str,
+    module: str,
+    text: str,
+    example: str,
+    *,
+    config: str = DEFAULT_CONFIG_HELP,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
@@ -53,11 +62,7 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(module=module)
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="configuration; default: ./headstart.yaml where it exists, else built-in defaults",
-    )
+    parser.add_argument("--config", metavar="FILE", help=config)
     return parser
 
 
@@ -143,6 +148,55 @@ def _stats(commands: _Commands) -> None:
     parser.add_argument("--window", choices=WINDOWS, default="since_start")
     parser.add_argument("--json", action="store_true", help="as the gateway sends it")
     parser.add_argument("--watch", action="store_true", help="again every two seconds")
+
+
+def _simulate(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "simulate",
+        "gateway.cli_simulate",
+        "replay a request trace against the cache policies, to choose one on evidence",
+        "The trace holds JSON lines, plain or .gz: timestamp (ms), input_length, output_length,\n"
+        "hash_ids; optional block_size (512), session_id, stop, api_time (s), tenant, model. The\n"
+        "gateway writes such a file of your own traffic: see request_log in the configuration.\n\n"
+        "A block counts as a hit when it and all blocks before it are there. The optimum knows\n"
+        "the future: no policy can do better.\n\n"
+        "examples:\n"
+        "  headstart simulate --trace FILE --capacity 1M,3M,10M --policy lru --policy gdsf\n"
+        "  headstart simulate --trace FILE --capacity 16GiB --token-bytes 128KiB --plot hits.svg\n"
+        "  headstart simulate --trace FILE --config headstart.yaml    the tiers of that file",
+        config="replay the tiers of this configuration; --capacity and --policy then replace those "
+        "of its memory tier",
+    )
+    parser.add_argument("--trace", metavar="FILE", required=True, help="what was asked for")
+    parser.add_argument(
+        "--capacity", metavar="SIZES", action="append",
+        help="of the cache, in tokens such as 300k,1M or in bytes such as 16GiB",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", metavar="KIND", action="append",
+        help="an eviction: a kind, or a mapping as in the configuration ({kind: ...}); may be "
+        "given several times; default: lru",
+    )  # fmt: skip
+    parser.add_argument(
+        "--warm-up", metavar="SHARE", type=float, default=0.5,
+        help="share of the requests that only fill the cache; default: 0.5",
+    )  # fmt: skip
+    parser.add_argument(
+        "--token-bytes", metavar="SIZE", default="128KiB",
+        help="bytes of KV per token; default: 128KiB, as of an 8B model in 16 bits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prefill-curve", metavar="CURVE",
+        help="seconds for u tokens after c reused ones are base + linear*u + quadratic*u*(c+u/2): "
+        "these three numbers with commas between, or a JSON file with a list of measured "
+        '{"tokens": u, "context": c, "seconds": s}; default: 0.005,4e-5,1.3e-9, computed for an '
+        "8B model at 400 TFLOP/s",
+    )  # fmt: skip
+    parser.add_argument("--no-optimum", action="store_true", help="leave the optimum out")
+    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    parser.add_argument("--plot", metavar="FILE", help="draw hit rates there: .png or .svg")
+    parser.add_argument("--jobs", metavar="N", type=int, help="processes; default: one per core")
 
 
 def _doctor(commands: _Commands) -> None:

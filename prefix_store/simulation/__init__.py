@@ -1,0 +1,1 @@
+"""Replays traces of requests against the real catalogue and policies: evidence before a choice."""
