@@ -10,6 +10,7 @@ import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import uvloop
 from pydantic import ValidationError
@@ -18,7 +19,8 @@ from engine_adapter.launcher import port_is_free
 from engine_adapter.vllm_build import installed_build
 from gateway.background import run_in_background
 from gateway.children import Child, Children
-from gateway.cli_common import config_of, set_up_logging, with_model
+from gateway.cli_common import load_config_of, set_up_logging, with_model
+from gateway.config_watch import ConfigWatch
 from gateway.serve import serve
 from gateway.stack import Stack
 from gateway.user_dirs import state_dir
@@ -66,7 +68,8 @@ def listening_at(config: HeadstartConfig, listen: str | None) -> HeadstartConfig
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    config = config_of(args)
+    loaded = load_config_of(args)
+    config = loaded.config
     parts = parts_of(config, with_store=args.with_store, with_engine=args.with_engine)
     config = listening_at(config, args.listen)
     set_up_logging(args.log_level)
@@ -74,13 +77,16 @@ def run(args: argparse.Namespace) -> int:
     runtime_dir = str(RuntimePaths.of(config).root)
     config = config.model_copy(update={"runtime_dir": runtime_dir})
     with contextlib.suppress(asyncio.CancelledError):
-        uvloop.run(_run(config, parts))
+        uvloop.run(_run(config, parts, loaded.path))
     return 0
 
 
-async def _run(config: HeadstartConfig, parts: Parts) -> None:
+async def _run(config: HeadstartConfig, parts: Parts, path: Path | None = None) -> None:
     if not (parts.store or parts.engines):
-        await serve(config)
+        async with AsyncExitStack() as kept:
+            watch = ConfigWatch(path, _check_only, logger.error)
+            await run_in_background(kept, {"watching the configuration": watch.run})
+            await serve(config)
         return
     _cancel_on_signals()
     stack = Stack(config, installed_build(), state_dir() / "logs", logger.warning)
@@ -92,8 +98,13 @@ async def _run(config: HeadstartConfig, parts: Parts) -> None:
             if parts.store:
                 logger.info("starting the store (log: %s/store.log)", stack.log_dir)
                 store = await stack.start_store(children)
+                watch = ConfigWatch(path, stack.hand_to_store, logger.error)
                 await run_in_background(
-                    kept, {"keeping the store": partial(stack.keep_store, children, store)}
+                    kept,
+                    {
+                        "keeping the store": partial(stack.keep_store, children, store),
+                        "watching the configuration": watch.run,
+                    },
                 )
             started = await _start_engines(stack, children) if parts.engines else []
             await run_in_background(
@@ -108,6 +119,12 @@ async def _run(config: HeadstartConfig, parts: Parts) -> None:
             await serve(config)
     finally:
         stack.remove_files()
+
+
+async def _check_only(config: HeadstartConfig) -> None:
+    """The gateway itself has no policies yet that change while it runs."""
+    del config
+    logger.info("the configuration is valid; the gateway's own keys take effect at its next start")
 
 
 @dataclass(frozen=True, slots=True)

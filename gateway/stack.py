@@ -27,7 +27,7 @@ _WARM_UP = list(range(1, 9))
 """Token ids; shorter than a block, so nothing of them stays in any cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stack:
     """What is started, from a configuration whose model.path and runtime_dir are set."""
 
@@ -44,9 +44,18 @@ class Stack:
         """The configuration as a file for children (JSON is YAML)."""
         self.paths.create()
         path = self.paths.root / "config.json"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(self.config.model_dump(mode="json"), indent=1), encoding="utf-8")
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        new.write_text(json.dumps(self.config.model_dump(mode="json"), indent=1), encoding="utf-8")
+        new.replace(path)
         return path
+
+    async def hand_to_store(self, config: HeadstartConfig) -> None:
+        """Give a changed configuration of the store to the one that runs, which watches its
+        file."""
+        self.config = self.config.model_copy(update={"store": config.store})
+        self.write_config()
 
     async def start_store(self, children: Children) -> Child:
         """The store server, once it answers."""

@@ -11,6 +11,7 @@ from policies.admission import ADMIT_ALL, Admission
 from policies.base import Duration, Settings, Size
 from policies.eviction import Eviction, LruEviction
 from policies.loading import FasterThanRecomputeLoading, Loading
+from policies.retention import RetentionRule
 
 MIB = 1024**2
 GIB = 1024**3
@@ -59,8 +60,15 @@ class MemoryTierConfig(Settings):
     capacity: Size = Field(default=Size(GIB), ge=MIB)
     eviction: Eviction = LruEviction()
     admission: Admission = ADMIT_ALL
+    pin_budget: Size | None = None
+    """What pins may hold. Unset: a quarter of the capacity."""
     verify: bool = True
     """Check the payload's checksum at every load (about as fast as the copy itself)."""
+
+
+def pin_budget_of(tier: MemoryTierConfig | LowerTierConfig) -> int:
+    """Bytes that pins may hold in a tier."""
+    return int(tier.capacity) // 4 if tier.pin_budget is None else int(tier.pin_budget)
 
 
 class LowerTierConfig(Settings):
@@ -69,6 +77,8 @@ class LowerTierConfig(Settings):
     capacity: Size = Field(ge=MIB)
     eviction: Eviction = LruEviction()
     admission: Admission = ADMIT_ALL
+    pin_budget: Size | None = None
+    """What pins may hold. Unset: a quarter of the capacity."""
     write: Literal["on_eviction", "on_save"] = "on_eviction"
     """When blocks are offered: as they go from the tier above, or as soon as they are saved."""
 
@@ -118,6 +128,8 @@ class StoreConfig(Settings):
     redis: RedisTierConfig | None = None
     loading: Loading = FasterThanRecomputeLoading()
     """Whether blocks that lie below memory are loaded or computed."""
+    retention: Annotated[tuple[RetentionRule, ...], Field(max_length=256)] = ()
+    """How long whose blocks stay: the first matching rule that sets a key wins."""
     lease: Duration = Field(default=30.0, ge=5.0, le=600.0)
     """How long blocks that an engine is about to load are protected from eviction."""
 

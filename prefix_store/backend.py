@@ -53,6 +53,9 @@ class Backend(Protocol):
     def breaker(self) -> str:
         """closed, open or half_open; empty where there is no circuit breaker."""
 
+    def resize(self, capacity_bytes: int) -> None:
+        """Another quota, for backends that guard it themselves as well."""
+
     def size_of(self, record_bytes: int) -> int:
         """Bytes that a record takes there."""
 

@@ -136,6 +136,15 @@ class StoreClient:
         """Blocks that went."""
         return self._ask(protocol.Clear(), protocol.Cleared).num_blocks
 
+    def pins(self) -> list[protocol.Pin]:
+        """Pinned blocks by owner and tier."""
+        return self._ask(protocol.GetPins(), protocol.Pins).pins
+
+    def unpin(self, *, tenant: str = "", session: str = "", prefix: str = "") -> int:
+        """End the pins of an owner; how many blocks that were."""
+        request = protocol.Unpin(tenant, session, prefix)
+        return self._ask(request, protocol.Cleared).num_blocks
+
     def stats(self) -> protocol.StoreStats:
         return self._ask(protocol.GetStats(), protocol.StoreStats)
 

@@ -22,7 +22,7 @@ HEADROOM_SHARE = 8
 MAX_SAVED = 4096
 """Saved runs that wait to be copied down; older ones go down when they are evicted."""
 
-PROBE_EVERY_S = 10.0
+PROBE_EVERY_S = 5.0
 """A tier that nobody read from for so long is measured again: a policy that never loads would
 never learn that the tier has become fast."""
 
@@ -111,7 +111,9 @@ class Demotions:
     async def _probe(self) -> None:
         await asyncio.sleep(PROBE_EVERY_S)
         for tier in self._lower:
-            if tier.read_at + PROBE_EVERY_S < self._clock():
+            if not tier.ready:
+                await tier.start()
+            elif tier.read_at + PROBE_EVERY_S < self._clock():
                 await tier.probe()
 
     async def _copy(self, node: Node[StoredBlock], tier: LowerTier) -> None:

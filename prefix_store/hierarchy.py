@@ -11,16 +11,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policies.access import Access, Stop
 from policies.loading import LoadCandidate, LoadDecision, Loading
 from policies.prefill_cost import PrefillCost
+from policies.retention import RetentionRule, decide
 from prefix_store import protocol
 from prefix_store.base import BlockHash
 from prefix_store.demotions import Demotions
 from prefix_store.extents import Extent
 from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import MatchedRun, MemoryTier, Place
+from prefix_store.pins import PinGroup, PinOwner, Pins
 from prefix_store.promotions import Promotions, Upward
 from prefix_store.shared_lookups import SharedLookups
 
@@ -53,8 +56,9 @@ class Hierarchy:
         memory: MemoryTier,
         view: memoryview,
         lower: Sequence[LowerTier],
-        loading: Loading,
         *,
+        loading: Loading,
+        retention: Sequence[RetentionRule] = (),
         on_save: Sequence[LowerTier] = (),
         lookup_timeout_s: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
@@ -66,6 +70,7 @@ class Hierarchy:
         if self.lower:
             memory.is_below = self.lower[0].__contains__
         self.loading = loading
+        self.retention = retention
         self._clock = clock
         self._promotions = Promotions(memory, view, clock)
         self._demotions = Demotions(memory, self.lower, list(on_save), clock)
@@ -92,6 +97,7 @@ class Hierarchy:
         run = self.memory.match(hashes, asked.lease_from, now, access)
         last = hashes[run.num_blocks - 1] if run.num_blocks else None
         self._remember(asked.request, access, last)
+        self.memory.note(hashes, access)
         offsets = [extent.offset for extent in run.leased]
         in_memory = protocol.Matched(run.num_blocks, run.lease, offsets)
         if not self.lower or not asked.record_bytes or asked.lease_from >= len(hashes):
@@ -180,21 +186,40 @@ class Hierarchy:
             num_blocks += await tier.clear()
         return num_blocks
 
+    def pins(self) -> list[PinGroup]:
+        """Pinned blocks of all tiers by owner."""
+        now = self._clock()
+        return [group for view in self._pin_views() for group in view.groups(now)]
+
+    def unpin(self, owner: PinOwner) -> int:
+        """End an owner's pins in all tiers."""
+        now = self._clock()
+        return sum(view.revoke(owner, now) for view in self._pin_views())
+
+    def set_on_save(self, tiers: Sequence[LowerTier]) -> None:
+        """Which tiers get blocks as soon as they are saved, from now on."""
+        self._demotions.on_save = list(tiers)
+
     def expire(self) -> None:
         """Forget what nobody asks for any more."""
         self.memory.expire(self._clock())
         self._promotions.expire()
         self._lookups.expire()
 
+    def _pin_views(self) -> list[Pins[Any]]:
+        return [self.memory.pins, *(tier.pins for tier in self.lower)]
+
     def _access(self, asked: protocol.Match, now: float) -> Access:
         known = self._requests.get(asked.request)
         if known is not None:
             return known.access
         facts = asked.facts
-        return Access(
+        access = Access(
             time_s=now, tenant=facts.tenant, model=facts.model, session=facts.session,
             turn=facts.turn, prefix=facts.prefix, num_tokens=facts.num_tokens,
         )  # fmt: skip
+        access.retention = decide(self.retention, access)
+        return access
 
     def _access_of(self, request: str) -> Access:
         known = self._requests.get(request)

@@ -224,6 +224,11 @@ class RadixIndex(Generic[V]):
         """Whether a block that is not here is worth the room of the next victim."""
         return self._queue.admits(node, now)
 
+    @property
+    def queue(self) -> EvictionQueue[Node[V]]:
+        """The eviction policy's own view."""
+        return self._queue
+
     def order_by(self, eviction: Eviction) -> None:
         """Another policy from now on. It has not seen the blocks' past uses but the last one."""
         self._queue = eviction.queue()

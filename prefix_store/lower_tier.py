@@ -16,9 +16,10 @@ from policies.access import Access
 from policies.admission import AdmissionGate
 from policies.transfer_rate import TransferRate
 from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
-from prefix_store.base import BlockHash
+from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.events import KVEvent
 from prefix_store.index import Eviction, Node, RadixIndex
+from prefix_store.pins import Pins
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
 
@@ -99,6 +100,8 @@ class LowerTier:
         self.writes = TransferRate()
         self.counters = LowerCounters()
         self.read_at = float("-inf")
+        self.ready = False
+        """Whether it has started; before that it keeps nothing."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -128,9 +131,14 @@ class LowerTier:
         return self.settings.capacity_bytes - self._room.used_bytes - self._room.reserved_bytes
 
     async def start(self) -> None:
-        """Take over what lies there from earlier. Raises StoreError when nothing can be kept
-        there at all."""
-        recovered = await self._backend.recover()
+        """Take over what lies there from earlier. A medium that does not answer is not waited for:
+        call it again (see `ready`). Raises StoreError when nothing can be kept there at all."""
+        try:
+            recovered = await self._backend.recover()
+        except StoreUnavailableError as error:
+            logger.warning("%s", error)
+            return
+        self.ready = True
         for block in recovered:
             self._enter(block, Access())
         while self.free_bytes < 0:
@@ -158,6 +166,8 @@ class LowerTier:
     async def keep(self, offers: Sequence[Offer], access: Access) -> int:
         """Take in a run that starts a prompt, as far as it is admitted and there is room; returns
         how many of its blocks are here afterwards."""
+        if not self.ready:
+            return 0
         async with self._keeping:
             known = self._index.match([offer.block_hash for offer in offers])
             missing = list(offers[len(known) :])
@@ -237,6 +247,10 @@ class LowerTier:
         here = [node for node in nodes if self._index.get(node.hash) is node]
         return stored_events([_announced(node) for node in here], self.settings.medium)
 
+    @property
+    def pins(self) -> Pins[KeptBlock]:
+        return Pins(self.settings.name, self._index)
+
     def reconsider(self, block_hash: BlockHash) -> None:
         """What is known of a block's last use has changed."""
         node = self._index.get(block_hash)
@@ -248,6 +262,7 @@ class LowerTier:
         if settings.eviction != self.settings.eviction:
             self._index.order_by(settings.eviction)
         self.settings, self.gate = settings, gate
+        self._backend.resize(settings.capacity_bytes)
         async with self._keeping:
             while self.free_bytes < 0:
                 if not await self._evict_one(pass_on=True):

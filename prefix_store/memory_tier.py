@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from policies.access import NO_ACCESS, Access
 from policies.admission import all_of
-from policies.config import MemoryTierConfig
+from policies.config import MemoryTierConfig, pin_budget_of
+from policies.eviction.retained import Retained
 from prefix_store import events
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent, ExtentAllocator
 from prefix_store.index import Node, RadixIndex
+from prefix_store.pins import Pins
 from prefix_store.record import RecordHeader, read_header
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
@@ -94,7 +96,7 @@ class MemoryTier:
         self._publish = publish
         self._gate = all_of(config.admission)
         self._space = ExtentAllocator(len(view))
-        self._index: RadixIndex[StoredBlock] = RadixIndex(config.eviction)
+        self._index: RadixIndex[StoredBlock] = RadixIndex(_eviction_of(config))
         self._leases: OrderedDict[int, _Lease] = OrderedDict()
         self._reservations: dict[int, _Reservation] = {}
         self._reserved_hashes: Counter[BlockHash] = Counter()
@@ -316,6 +318,19 @@ class MemoryTier:
         self._removed(self._index.remove(node.hash), Removal.CAPACITY)
         return True
 
+    def apply(self, config: MemoryTierConfig) -> None:
+        """Other policies from now on; the capacity stays as it was."""
+        self._gate = all_of(config.admission)
+        self._index.order_by(_eviction_of(config))
+
+    def note(self, hashes: Sequence[BlockHash], access: Access) -> None:
+        """Tell the admission policy what a request asked for."""
+        self._gate.note(hashes, access)
+
+    @property
+    def pins(self) -> Pins[StoredBlock]:
+        return Pins("memory", self._index)
+
     def reconsider(self, block_hash: BlockHash) -> None:
         """What is known of a block's last use has changed."""
         node = self._index.get(block_hash)
@@ -414,6 +429,10 @@ class MemoryTier:
     def _announce_removal(self, nodes: list[Node[StoredBlock]], reason: Removal) -> None:
         self.counters.removals[reason] += len(nodes)
         self._publish([removed_event([node.hash for node in nodes], events.MEDIUM_MEMORY)])
+
+
+def _eviction_of(config: MemoryTierConfig) -> Retained:
+    return Retained(config.eviction, pin_budget_of(config))
 
 
 def _everything(block_hash: BlockHash) -> bool:

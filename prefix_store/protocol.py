@@ -187,6 +187,46 @@ class Cleared(msgspec.Struct, tag=True):
     num_blocks: int
 
 
+class GetPins(msgspec.Struct, tag=True):
+    """Which blocks are pinned, and for whom?"""
+
+
+class Pin(msgspec.Struct):
+    """Pinned blocks of one owner in one tier."""
+
+    tier: str
+    tenant: str
+    session: str
+    prefix: str
+    num_blocks: int
+    num_bytes: int
+    ends_in_s: float
+
+
+class Pins(msgspec.Struct, tag=True):
+    """Answer to GetPins."""
+
+    pins: list[Pin]
+
+
+class Unpin(msgspec.Struct, tag=True):
+    """End the pins of an owner; empty texts match any. Answered with Cleared."""
+
+    tenant: str = ""
+    session: str = ""
+    prefix: str = ""
+
+
+class PolicyStats(msgspec.Struct, frozen=True):
+    """The policies in force."""
+
+    reloads: int = 0
+    error: str = ""
+    """Why the newest file was not taken; empty when it was."""
+    needs_restart: list[str] = []
+    """Keys of the newest file that take effect only when the store starts again."""
+
+
 class GetStats(msgspec.Struct, tag=True):
     """Figures, please."""
 
@@ -246,6 +286,7 @@ class StoreStats(msgspec.Struct, tag=True):
     tokens_loaded: int
     bytes_loaded: int
     tiers: list[TierStats] = []
+    policies: PolicyStats = PolicyStats()
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -267,9 +308,11 @@ Request = (
     | Cancel
     | Drop
     | Clear
+    | GetPins
+    | Unpin
     | GetStats
 )
-Answer = Welcome | Matched | Progressed | Reserved | Cleared | StoreStats | Refused
+Answer = Welcome | Matched | Progressed | Reserved | Cleared | Pins | StoreStats | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)

@@ -97,6 +97,10 @@ class RedisBackend:
         """Whether a write would be tried now."""
         return self._recovered and self._link.is_up
 
+    def resize(self, capacity_bytes: int) -> None:
+        """The tier above counts; there is nothing to tell the server."""
+        del capacity_bytes
+
     def size_of(self, record_bytes: int) -> int:
         return charged_bytes(record_bytes)
 

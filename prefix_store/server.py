@@ -24,8 +24,10 @@ from prefix_store.events import KVEvent
 from prefix_store.hierarchy import Hierarchy
 from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import RESERVATION_S, MemoryTier
+from prefix_store.pins import PinOwner
+from prefix_store.reloading import applicable
 from prefix_store.runtime_dir import RuntimePaths
-from prefix_store.tier_setup import on_save_tiers, start_lower_tiers, tier_stats
+from prefix_store.tier_setup import apply_policies, on_save_tiers, start_lower_tiers, tier_stats
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class StoreServer:
         self._loads = _LoadCounters()
         self._connectors: dict[int, str] = {}
         self._lower: list[LowerTier] = []
+        self._policies = protocol.PolicyStats()
         self._clients: set[asyncio.Task[None]] = set()
 
     async def run(self, ready: Callable[[], None] | None = None) -> None:
@@ -85,7 +88,8 @@ class StoreServer:
                 self._tier,
                 arena.view,
                 self._lower,
-                self._store.loading,
+                loading=self._store.loading,
+                retention=self._store.retention,
                 on_save=on_save_tiers(self._store, self._lower),
                 lookup_timeout_s=self._store.redis.timeout if self._store.redis else 0.05,
             )
@@ -112,6 +116,29 @@ class StoreServer:
                 publisher.close()
             if arena is not None:
                 arena.close()
+
+    async def reload(self, config: HeadstartConfig) -> None:
+        """Apply another configuration without losing blocks: eviction, admission, loading,
+        retention, pins and the quotas below memory. What can only change at a start is kept and
+        named in the statistics."""
+        wanted = config.store if config.store is not None else StoreConfig()
+        merged, late = applicable(self._store, wanted)
+        if merged.memory != self._store.memory:
+            self._tier.apply(merged.memory)
+        self._tiers.loading, self._tiers.retention = merged.loading, merged.retention
+        self._tiers.set_on_save(on_save_tiers(merged, self._lower))
+        self._store = merged
+        await apply_policies(merged, self._lower)
+        self._policies = protocol.PolicyStats(self._policies.reloads + 1, "", late)
+        logger.info("store %s: new policies are in force", merged.id)
+        if late:
+            logger.warning("start the store again for: %s", ", ".join(late))
+
+    def refuse_reload(self, reason: str) -> None:
+        """The newest configuration cannot be used: the old one stays in force."""
+        before = self._policies
+        self._policies = protocol.PolicyStats(before.reloads, reason, before.needs_restart)
+        logger.error("the configuration is not taken, the old one stays: %s", reason)
 
     async def _snapshot(self) -> list[KVEvent]:
         """In slices: engines wait for their answers only a moment."""
@@ -192,8 +219,14 @@ class StoreServer:
         self, request: protocol.Request, client: str, writer: int
     ) -> protocol.Answer | None:
         answer = self._answer(request, client, writer)
-        if answer is not None:
-            return answer
+        if answer is None:
+            answer = await self._administer(request)
+        if answer is None:
+            self._hear(request, client)
+        return answer
+
+    def _hear(self, request: protocol.Request, client: str) -> None:
+        """Of messages that have no answer."""
         match request:
             case protocol.Release():
                 self._tiers.release(request.lease)
@@ -206,12 +239,19 @@ class StoreServer:
                 self._tiers.computed(_engine_of(client), request)
             case protocol.Outcome():
                 self._tiers.outcome(request)
-            case protocol.Drop():
-                await self._tiers.drop(BlockHash(request.block_hash))
-            case protocol.Clear():
-                return protocol.Cleared(await self._tiers.clear())
             case protocol.Hello():
                 raise StoreProtocolError("Hello was said before")
+
+    async def _administer(self, request: protocol.Request) -> protocol.Answer | None:
+        """Of what takes blocks out, or ends their protection."""
+        match request:
+            case protocol.Drop():
+                await self._tiers.drop(BlockHash(request.block_hash))
+            case protocol.Unpin():
+                owner = PinOwner(request.tenant, request.session, request.prefix)
+                return protocol.Cleared(self._tiers.unpin(owner))
+            case protocol.Clear():
+                return protocol.Cleared(await self._tiers.clear())
         return None
 
     def _answer(
@@ -229,9 +269,23 @@ class StoreServer:
                     [protocol.Place(p.ticket, p.extent.offset) if p else None for p in places],
                     RESERVATION_S,
                 )
+            case protocol.GetPins():
+                return self._pins()
             case protocol.GetStats():
                 return self._stats()
         return None
+
+    def _pins(self) -> protocol.Pins:
+        now = time.monotonic()
+        return protocol.Pins(
+            [
+                protocol.Pin(
+                    group.tier, group.owner.tenant, group.owner.session, group.owner.prefix,
+                    group.num_blocks, group.num_bytes, group.ends_s - now,
+                )
+                for group in self._tiers.pins()
+            ]
+        )  # fmt: skip
 
     def _count_load(self, request: protocol.Release) -> None:
         loaded = request.loaded
@@ -271,6 +325,7 @@ class StoreServer:
             tokens_loaded=self._loads.tokens,
             bytes_loaded=self._loads.num_bytes,
             tiers=[tier_stats(tier) for tier in self._lower],
+            policies=self._policies,
         )
 
 

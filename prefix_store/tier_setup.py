@@ -7,12 +7,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from policies.admission import all_of
-from policies.config import DiskTierConfig, LowerTierConfig, RedisTierConfig, StoreConfig
+from policies.config import (
+    DiskTierConfig,
+    LowerTierConfig,
+    RedisTierConfig,
+    StoreConfig,
+    pin_budget_of,
+)
+from policies.eviction.retained import Retained
 from prefix_store import events, protocol
 from prefix_store.backend import Backend
-from prefix_store.base import StoreError
 from prefix_store.disk_backend import DiskBackend
 from prefix_store.lower_tier import LowerTier, LowerTierSettings
+from prefix_store.redis_backend import RedisBackend
 
 Publish = Callable[[list[events.KVEvent]], None]
 
@@ -24,7 +31,7 @@ def settings_of(config: LowerTierConfig) -> LowerTierSettings:
         name="redis" if shared else "disk",
         medium=events.MEDIUM_REDIS if shared else events.MEDIUM_STORAGE,
         capacity_bytes=int(config.capacity),
-        eviction=config.eviction,
+        eviction=Retained(config.eviction, pin_budget_of(config)),
         shared=shared,
     )
 
@@ -62,6 +69,15 @@ def on_save_tiers(store: StoreConfig, tiers: list[LowerTier]) -> list[LowerTier]
     ]
 
 
+async def apply_policies(store: StoreConfig, tiers: list[LowerTier]) -> None:
+    """Other policies and quotas for running tiers."""
+    configs = {"disk": store.disk, "redis": store.redis}
+    for tier in tiers:
+        config = configs[tier.settings.name]
+        if config is not None:
+            await tier.apply(settings_of(config), all_of(config.admission))
+
+
 def tier_stats(tier: LowerTier) -> protocol.TierStats:
     """The tier's state in the store's answer."""
     counters = tier.counters
@@ -85,4 +101,4 @@ def tier_stats(tier: LowerTier) -> protocol.TierStats:
 def _backend(config: DiskTierConfig | RedisTierConfig, store_id: str) -> Backend:
     if isinstance(config, DiskTierConfig):
         return DiskBackend(Path(config.path).expanduser(), int(config.capacity))
-    raise StoreError("store.redis: not in this build")
+    return RedisBackend(config.url, store_id, timeout_s=config.timeout)
