@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 
@@ -113,6 +114,37 @@ async def test_a_request_shows_in_the_statistics(stub_engine, configure, no_toke
         assert stats.memo is None
         os.kill(os.getpid(), signal.SIGTERM)
         await task
+
+
+async def test_the_request_log_is_written_where_it_is_asked_for(
+    stub_engine, configure, no_tokenizer, tmp_path
+):
+    """And complete when serve returns; without a store nobody is told of outcomes."""
+    kit = stub_engine
+    path = tmp_path / "log" / "requests.jsonl"
+    async with kit.open_gateway(kit.answers(kit.WHOLE)) as upstream:
+        config = configure(upstream.stub.url, store=None, request_log={"path": str(path)})
+        task = await start(config)
+        async with aiohttp.ClientSession(f"http://{config.listen}") as client:
+            async with client.post("/v1/chat/completions", json=kit.chat()) as response:
+                assert response.status == 200
+            stats = await stats_after(client, ended=1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await task
+    assert stats.outcomes is None
+    assert stats.request_log is not None
+    assert stats.request_log.done + stats.request_log.waiting <= 1
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["input_length"] == kit.NUM_TOKENS
+
+
+async def test_a_request_log_that_cannot_be_written_is_a_mistake_of_the_configuration(
+    stub_engine, configure, no_tokenizer, tmp_path
+):
+    """Known before anything is served."""
+    config = configure("http://127.0.0.1:1", request_log={"path": str(tmp_path)})
+    with pytest.raises(UserError, match=r"request_log\.path"):
+        await serve(config)
 
 
 async def test_sigterm_lets_answers_end(stub_engine, configure, no_tokenizer):
