@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from engine_adapter.launcher import LaunchOptions, build_command
 from engine_adapter.vllm_build import installed_build
@@ -30,6 +31,9 @@ from prefix_store.client import StoreClient
 from prefix_store.extents import ALIGNMENT
 from prefix_store.record import MAGIC, read_header
 from prefix_store.runtime_dir import RuntimePaths
+
+settings.register_profile("headstart", deadline=None)  # machines are busy at times
+settings.load_profile("headstart")
 
 KV_BLOCKS = 320
 """Small, so that tests can fill the engine's cache: 10,240 tokens in blocks of 32."""
