@@ -111,6 +111,10 @@ class RadixIndex(Generic[V]):
         """Every node, parents before their children."""
         return iter(self._nodes.values())
 
+    def newest(self) -> Node[V] | None:
+        """The node that came last."""
+        return next(reversed(self._nodes.values()), None)
+
     def match(self, hashes: Sequence[BlockHash]) -> list[Node[V]]:
         """The longest run of `hashes`, from the first on, that is here. Reads only."""
         found: list[Node[V]] = []

@@ -232,8 +232,8 @@ class LowerTier:
         return seconds if seconds is not None else self.writes.seconds(num_bytes)
 
     async def probe(self) -> None:
-        """Read the block used last, only to see how fast that is now."""
-        node = next(reversed(list(self._index.nodes())), None)
+        """Read a block, only to see how fast that is now."""
+        node = self._index.newest()
         if node is not None:
             buffer = memoryview(bytearray(node.value.record_bytes))
             await self.read([node.hash], [buffer])
