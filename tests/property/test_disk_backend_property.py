@@ -7,11 +7,12 @@ import os
 import random
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from prefix_store.backend import KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash
@@ -71,36 +72,37 @@ class DiskFilesMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, size=st.sampled_from([2, 3]))
     def write(self, prompt: list[int], size: int) -> None:
         for block, raw in files_prompt(prompt, size):
-            known = block.block_hash in self.expected
-            fits = self.files.used_bytes + self.files.size_of(len(raw)) <= self.capacity_bytes
-            done = self.is_written(block, raw)
-            if done:
-                self.expected[block.block_hash] = (block, raw)
-            elif block.block_hash in self.damaged:  # found out, and no room for it now
-                self.expected.pop(block.block_hash, None)
-            assert done == (known or fits) or block.block_hash in self.damaged
+            self.write_one(block, raw)
 
     @rule(prompt=PROMPTS, size=st.sampled_from([2, 3]))
     def read(self, prompt: list[int], size: int) -> None:
         for block, raw in files_prompt(prompt, size):
-            into = memoryview(bytearray(len(raw)))
-            got = self.files.read(block.block_hash, into)
-            if got is not None:
-                assert into == raw
-                assert (got, got.token_ids) == (
-                    KeptBlock(
-                        block.block_hash,
-                        block.parent,
-                        size,
-                        self.files.size_of(len(raw)),
-                        block.salt,
-                    ),
-                    block.token_ids,
-                )
-                assert block.block_hash in self.expected
-            elif block.block_hash in self.expected:
-                assert block.block_hash in self.damaged
-                del self.expected[block.block_hash]
+            self.read_one(block, raw)
+
+    def write_one(self, block: KeptBlock, raw: bytes) -> None:
+        key = block.block_hash
+        known, damaged = key in self.expected, key in self.damaged
+        fits = self.files.used_bytes + self.files.size_of(len(raw)) <= self.capacity_bytes
+        done = self.is_written(block, raw)
+        if done:
+            self.expected[key] = (block, raw)
+        elif damaged:  # found out, and no room for it now
+            self.expected.pop(key, None)
+        assert damaged or done == (known or fits)
+
+    def read_one(self, block: KeptBlock, raw: bytes) -> None:
+        key = block.block_hash
+        into = memoryview(bytearray(len(raw)))
+        got = self.files.read(key, into)
+        if got is None:
+            assert key not in self.expected or key in self.damaged
+            self.expected.pop(key, None)
+            self.damaged.discard(key)
+            return
+        assert key in self.expected
+        assert into == raw
+        assert got == replace(block, num_bytes=self.files.size_of(len(raw)))
+        assert got.token_ids == block.token_ids
 
     @rule(prompt=PROMPTS, size=st.sampled_from([2, 3]))
     def remove_the_last(self, prompt: list[int], size: int) -> None:
@@ -108,18 +110,20 @@ class DiskFilesMachine(RuleBasedStateMachine):
         self.files.remove([block.block_hash])
         self.expected.pop(block.block_hash, None)
 
+    @precondition(lambda self: self.expected)
     @rule(
-        prompt=PROMPTS,
-        size=st.sampled_from([2, 3]),
+        which=st.integers(0, 99),
         where=st.floats(0, 1),
         how=st.sampled_from(["flip", "cut", "longer", "gone"]),
+        then=st.sampled_from(["read", "write", "nothing"]),
     )
-    def damage(self, prompt: list[int], size: int, where: float, how: str) -> None:
-        block, _ = files_prompt(prompt, size)[-1]
-        file = self.path / BLOCKS / block.block_hash.hex()
-        if not file.exists() or block.block_hash in self.damaged:
+    def damage(self, which: int, where: float, how: str, then: str) -> None:
+        key = sorted(self.expected)[which % len(self.expected)]
+        block, written = self.expected[key]
+        file = self.path / BLOCKS / key.hex()
+        if key in self.damaged or not file.exists():  # a second flip could make it good again
             return
-        self.damaged.add(block.block_hash)
+        self.damaged.add(key)
         raw = bytearray(file.read_bytes())
         at = int(where * (len(raw) - 1))
         if how == "flip":
@@ -132,6 +136,11 @@ class DiskFilesMachine(RuleBasedStateMachine):
             file.unlink()
         else:
             file.write_bytes(raw)
+        if then == "read":
+            self.read_one(block, written)
+            assert key not in self.expected
+        elif then == "write":
+            self.write_one(block, written)
 
     @rule(name=st.sampled_from(["tmp-1", "x", "f" * 32, "link"]))
     def put_something_foreign(self, name: str) -> None:

@@ -22,6 +22,7 @@ from prefix_store.backend import KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreError
 from prefix_store.disk_backend import DiskBackend
 from prefix_store.disk_directory import BLOCKS, MARKER
+from prefix_store.disk_files import DiskFiles
 from prefix_store.disk_recovery import FoundBlock, closed
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.record import RecordShape, seal, write_header
@@ -249,6 +250,35 @@ async def test_a_restart_orders_blocks_by_their_last_use(tmp_path: Path) -> None
     async with disk_backend(tmp_path) as (_, recovered):
         order = [b[0], c[0], c[1], a[0], a[1], b[1]]
         assert recovered == [record.block for record in order]
+
+
+def test_no_changed_byte_and_no_other_length_goes_unnoticed(tmp_path: Path) -> None:
+    """Every byte of a file, its padding too, and every place where it can be cut off."""
+    files = DiskFiles(tmp_path, MIB)
+    files.recover()
+    shape = RecordShape(2, 70)
+    parent, tokens = routing_root("m", "s"), as_token_ids([1, 2])
+    (block_hash,) = extend_chain(parent, tokens, 2)
+    raw = memoryview(bytearray(shape.num_bytes))
+    write_header(raw, block_hash, parent, tokens.tobytes(), shape)
+    raw[shape.payload_at :] = random.Random(0).randbytes(shape.payload_bytes)
+    seal(raw, block_hash, shape)
+    block = KeptBlock(block_hash, None, 2, files.size_of(len(raw)), "salt")
+    record = OutgoingRecord(block, raw)
+    file = file_of(tmp_path, record)
+    into = memoryview(bytearray(len(raw)))
+    assert files.write(record)
+    assert files.read(block_hash, into) == block
+    whole = file.read_bytes()
+    changed = [whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :] for at in range(len(whole))]
+    for damaged in (*changed, *(whole[:at] for at in range(len(whole))), whole + b"x"):
+        file.write_bytes(damaged)
+        assert files.read(block_hash, into) is None
+        assert not file.exists()
+        assert files.write(record)
+    assert files.read(block_hash, into) == block
+    assert into == raw
+    files.close()
 
 
 async def test_what_is_not_the_record_of_its_block_is_not_written(tmp_path: Path) -> None:
