@@ -31,16 +31,16 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; files first, so that a closed pipe loses nothing."""
-    settings = _settings(args)
-    cells = _cells(args, settings.token_bytes)
-    for path in (args.json, args.plot):
-        _check_writable(path)
+    store = _store_of(args)
+    settings = _settings(args, store)
+    cells = _cells(args, settings.token_bytes, store)
+    _check_targets(args.json, args.plot)
     console = Console(stderr=True)
     with console.status(f"reading {args.trace}"):
         trace = read_trace(Path(args.trace))
     reports = _replay(cells, trace, settings, args.jobs, console)
     if args.json:
-        Path(args.json).write_text(to_json(trace, settings, reports), encoding="utf-8")
+        _write(Path(args.json), to_json(trace, settings, reports))
     if args.plot:
         from gateway.simulate_plot import save_plot  # noqa: PLC0415  (matplotlib is heavy)
 
@@ -95,7 +95,16 @@ def parse_capacity(text: str, token_bytes: int) -> int:
     return size
 
 
-def _settings(args: argparse.Namespace) -> ReplaySettings:
+def _store_of(args: argparse.Namespace) -> StoreConfig | None:
+    if args.config is None:
+        return None
+    store = load_config(Path(args.config)).store
+    if store is None:
+        raise UserError(f"{args.config}: `store: null` leaves nothing to simulate")
+    return store
+
+
+def _settings(args: argparse.Namespace, store: StoreConfig | None) -> ReplaySettings:
     if not 0.0 <= args.warm_up < 1.0:
         raise UserError(f"--warm-up {args.warm_up}: must be at least 0 and less than 1")
     if args.jobs is not None and args.jobs < 1:
@@ -108,10 +117,11 @@ def _settings(args: argparse.Namespace) -> ReplaySettings:
         raise UserError(f"--token-bytes {args.token_bytes}: write a size such as 128KiB")
     curve = args.prefill_curve
     prefill = parse_prefill(curve) if curve is not None else PrefillFormula()
-    return ReplaySettings(warm_up=args.warm_up, token_bytes=token_bytes, prefill=prefill)
+    load = store is None or store.loading.kind != "never"
+    return ReplaySettings(args.warm_up, token_bytes, prefill, load)
 
 
-def _cells(args: argparse.Namespace, token_bytes: int) -> list[Cell]:
+def _cells(args: argparse.Namespace, token_bytes: int, store: StoreConfig | None) -> list[Cell]:
     policies: list[tuple[str, Eviction | Foresight]]
     policies = [(text, parse_policy(text)) for text in args.policy or ()]
     capacities = [
@@ -119,11 +129,7 @@ def _cells(args: argparse.Namespace, token_bytes: int) -> list[Cell]:
         for text in args.capacity or ()
         for part in text.split(",")
     ]
-    store = None
-    if args.config is not None:
-        store = load_config(Path(args.config)).store
-        if store is None:
-            raise UserError(f"{args.config}: `store: null` leaves nothing to simulate")
+    if store is not None:
         capacities = capacities or [int(store.memory.capacity)]
         policies = policies or [(store.memory.eviction.kind, store.memory.eviction)]
     if not capacities:
@@ -173,6 +179,7 @@ def _replay(
         console=console,
         auto_refresh=False,  # without a thread of its own, so that processes can be forked
         transient=True,
+        disable=not console.is_terminal,
     )
     done = [0] * len(cells)
     with bar:
@@ -187,9 +194,20 @@ def _replay(
         )
 
 
-def _check_writable(path: str | None) -> None:
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise UserError(f"{path}: there is no such directory")
+def _check_targets(json_file: str | None, plot_file: str | None) -> None:
+    """A mistake here must not cost a long replay."""
+    for path in (json_file, plot_file):
+        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise UserError(f"{path}: cannot be written; name a file in a directory that exists")
+    if plot_file is not None and Path(plot_file).suffix.lower() not in (".png", ".svg"):
+        raise UserError(f"--plot {plot_file}: the name must end in .png or .svg")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _footer(trace: Trace, reports: Sequence[ReplayReport]) -> str:

@@ -159,7 +159,12 @@ class _Crew:
         process = self._start_process(
             target=_work, args=(theirs, cell, self._trace, self._settings), daemon=True
         )
-        process.start()
+        # Ctrl-C goes to all processes of a terminal; until the child ignores it, it must wait.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._running[ours] = number
         self._processes[ours] = process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def parse_prefill(text: str) -> PrefillFormula:
             base_s, linear_s, quadratic_s = map(float, parts)
         except ValueError:
             raise SimulationError(f"prefill curve {text!r}: write three numbers") from None
-        if not min(base_s, linear_s, quadratic_s) >= 0:
+        if not all(0 <= number < math.inf for number in (base_s, linear_s, quadratic_s)):
             raise SimulationError(f"prefill curve {text!r}: the numbers must not be negative")
         return PrefillFormula(base_s, linear_s, quadratic_s)
     path = Path(text)

@@ -76,11 +76,12 @@ class Replay:
                     tier.count = TierCount()
             if number % REPORT_EVERY == 0:
                 progress(number)
-            self._replay(number, request)
+            self.step(number, request)
         progress(len(trace.requests))
         return self._report(policy, trace, time.process_time() - began)
 
-    def _replay(self, number: int, request: TraceRequest) -> None:
+    def step(self, number: int, request: TraceRequest) -> None:
+        """One request; `number` is its place in the trace."""
         now = request.time_s
         self._end_answers(now)
         if self._future is not None:

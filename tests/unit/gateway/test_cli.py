@@ -18,7 +18,7 @@ from gateway.config_file import parse_config
 from gateway.user_error import UserError
 from policies.config import HeadstartConfig
 
-COMMANDS = ("serve", "store", "engine", "demo", "stats", "doctor", "model")
+COMMANDS = ("serve", "store", "engine", "demo", "stats", "simulate", "doctor", "model")
 
 
 def config(text: str) -> HeadstartConfig:
@@ -41,7 +41,8 @@ def test_help_of_every_command_has_an_example(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_a_configuration(command: str) -> None:
     """One file configures everything."""
-    args = build_parser().parse_args([command, "--config", "x.yaml"])
+    needed = ["--trace", "t"] if command == "simulate" else []
+    args = build_parser().parse_args([command, "--config", "x.yaml", *needed])
     assert isinstance(args, argparse.Namespace)
     assert args.config == "x.yaml"
 
