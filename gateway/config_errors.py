@@ -36,7 +36,7 @@ def explain(model: type[BaseModel], data: Any, mistake: ErrorDetails) -> tuple[L
     kind = mistake["type"]
     context = mistake.get("ctx", {})
     if kind == "extra_forbidden":
-        return where, f"{_dotted(where)}: unknown key; {_known(model, where)}"
+        return where, f"{_dotted(where)}: unknown key; {_known(model, data, where)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tag = context.get("tag")
         wrong = "is missing" if tag is None else f"{tag!r} is unknown"
@@ -97,23 +97,34 @@ def _path_in_file(data: Any, location: Location) -> Location:
     return tuple(path)
 
 
-def _known(model: type[BaseModel], where: Location) -> str:
-    names = sorted(_names_beside(model, where))
+def _known(model: type[BaseModel], data: Any, where: Location) -> str:
+    names = sorted(_names_beside(model, data, where))
     close = difflib.get_close_matches(str(where[-1]), names, n=1, cutoff=0.6)
     if close:
         return f'did you mean "{close[0]}"?'
     return f"known here: {', '.join(names)}" if names else "remove it"
 
 
-def _names_beside(model: type[BaseModel], where: Location) -> set[str]:
-    """The keys that may stand where the last part of `where` stands."""
-    return {name for each in _models_at(model, where[:-1]) for name in each.model_fields}
+def _names_beside(model: type[BaseModel], data: Any, where: Location) -> set[str]:
+    """The keys that may stand where the last part of `where` stands; of a policy those of its
+    kind."""
+    models = _models_at(model, where[:-1])
+    for part in where[:-1]:
+        data = data[part]
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    of_kind = [each for each in models if _kind_of(each) == kind]
+    return {name for each in (of_kind if kind else []) or models for name in each.model_fields}
 
 
 def _kinds_at(model: type[BaseModel], where: Location) -> set[str]:
     """What `kind` may be in the mapping at `where`."""
-    fields = (each.model_fields.get("kind") for each in _models_at(model, where))
-    return {str(field.default) for field in fields if field is not None}
+    return {kind for each in _models_at(model, where) if (kind := _kind_of(each)) is not None}
+
+
+def _kind_of(model: type[BaseModel]) -> str | None:
+    """The name under which a policy is chosen; None for what is no policy."""
+    field = model.model_fields.get("kind")
+    return None if field is None else str(field.default)
 
 
 def _models_at(model: type[BaseModel], where: Location) -> list[type[BaseModel]]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from gateway.config_file import MAX_BYTES, ConfigError, find_config, load_config, parse_config
 from policies.config import HeadstartConfig
+from policies.eviction import Eviction
+
+EVICTIONS = ", ".join(
+    sorted(kind.model_fields["kind"].default for kind in get_args(get_args(Eviction)[0]))
+)
 
 
 def errors(text: str) -> list[str]:
@@ -33,13 +39,17 @@ MISTAKES = {
         "store: {memory: {eviction: {kind: lru, ways: 4}}}",
         "f line 1: store.memory.eviction.ways: unknown key; known here: kind",
     ),
+    "below a policy of another kind": (
+        "store: {memory: {eviction: {kind: s3_fifo, ways: 4}}}",
+        "f line 1: store.memory.eviction.ways: unknown key; known here: kind, small",
+    ),
     "unknown policy": (
         "store:\n memory:\n  eviction:\n   kind: lfuu\n",
-        "f line 4: store.memory.eviction.kind: 'lfuu' is unknown; use one of: fifo, lru",
+        f"f line 4: store.memory.eviction.kind: 'lfuu' is unknown; use one of: {EVICTIONS}",
     ),
     "policy without kind": (
         "store: {memory: {eviction: {}}}",
-        "f line 1: store.memory.eviction.kind: is missing; use one of: fifo, lru",
+        f"f line 1: store.memory.eviction.kind: is missing; use one of: {EVICTIONS}",
     ),
     "wrong type": (
         "engines: [{block_size: many}]",
