@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.call import Call
 from gateway.log_file import LogFile
-from gateway.record import RequestRecord
+from gateway.record import Outcome, RequestRecord
 from gateway.side_queue import SideQueue, SideQueueStats
 from gateway.user_error import UserError
 from policies.config import RequestLogConfig
@@ -28,10 +28,12 @@ log = logging.getLogger(__name__)
 _MAX_WAITING = 200_000
 """Requests and blocks of theirs that wait for the disk: about 40 MB."""
 _HASH_BYTES = 8
+_ANSWERED = (Outcome.OK, Outcome.CANCELLED)
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that went to an engine. The first four are those of published traces."""
+    """One request that an engine answered, perhaps not to the end. The first four keys are
+    those of published traces."""
 
     timestamp: float
     """Of its arrival, in milliseconds since 1970."""
@@ -86,8 +88,9 @@ class RequestLog:
         return cls(file)
 
     def add(self, call: Call, record: RequestRecord) -> None:
-        """A call that was recorded. Returns at once; what never went to an engine is left out."""
-        if call.sent is None or record.prompt is None:
+        """A call that was recorded. Returns at once. Left out is what no engine answered: nothing
+        of it was computed."""
+        if call.sent is None or record.prompt is None or record.outcome not in _ANSWERED:
             return
         num_blocks = len(call.prompt.block_hashes) if call.prompt else 0
         self._queue.add(_Entry(call, record), weight=1 + num_blocks)

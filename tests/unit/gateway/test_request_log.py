@@ -17,9 +17,11 @@ from gateway.log_file import LogFile
 from gateway.record import Outcome
 from gateway.request_log import RequestLog, keyed
 from gateway.user_error import UserError
+from policies.access import Stop
 from policies.config import RequestLogConfig
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.protocol import Facts
+from prefix_store.simulation.trace import read_trace
 
 BLOCK = 32
 SALT = "s" * 43
@@ -105,11 +107,29 @@ def test_what_is_not_known_is_null(tmp_path: Path) -> None:
     assert (unrendered["session_id"], unrendered["prefix"]) == (None, None)
 
 
-def test_what_never_reached_an_engine_is_left_out(tmp_path: Path) -> None:
+def test_what_no_engine_answered_is_left_out(tmp_path: Path) -> None:
     """There is nothing to replay."""
-    refused = call_of(sent=None, outcome=Outcome.REFUSED)
-    unknown = call_of(prompt=None, usage=None, outcome=Outcome.ENGINE_ERROR)
-    assert written(tmp_path / "log", refused, unknown) == []
+    calls = (
+        call_of(sent=None, outcome=Outcome.CANCELLED),
+        call_of(outcome=Outcome.REFUSED),
+        call_of(outcome=Outcome.ENGINE_ERROR),
+        call_of(prompt=None, usage=None, outcome=Outcome.CANCELLED),
+    )
+    assert written(tmp_path / "log", *calls) == []
+
+
+def test_a_simulation_can_read_it(tmp_path: Path) -> None:
+    """Equal prompts are equal chains there."""
+    path = tmp_path / "log"
+    written(path, call_of(), call_of(prompt=Prompt(70, CHAIN[:2], []), finish_reason="length"))
+    trace = read_trace(path)
+    first, second = trace.requests
+    assert (first.input_tokens, first.output_tokens, first.block_size) == (100, 7, BLOCK)
+    assert (first.stop, second.stop) == (Stop.TOOL_USE, Stop.LENGTH)
+    assert first.session == second.session != ""
+    assert (first.turn, first.tenant, first.model, first.answer_s) == (4, "acme", "m", 1.5)
+    assert second.chain == first.chain[:2]
+    assert trace.num_distinct == 3
 
 
 def test_a_path_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
