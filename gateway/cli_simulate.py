@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,18 @@ from gateway.cli_common import say
 from gateway.config_file import load_config
 from gateway.simulate_table import render, tiers_table, to_json
 from gateway.user_error import UserError
-from policies.config import StoreConfig
+from policies.config import LowerTierConfig, MemoryTierConfig, StoreConfig, pin_budget_of
 from policies.eviction import Eviction
-from prefix_store.simulation.grid import Cell, Foresight, TierPlan, optimum_of, replay_grid
+from policies.eviction.retained import Retained
+from policies.retention import decide
+from prefix_store.simulation.grid import (
+    Cell,
+    Foresight,
+    SimulatedEviction,
+    TierPlan,
+    optimum_of,
+    replay_grid,
+)
 from prefix_store.simulation.prefill_formula import PrefillFormula, parse_prefill
 from prefix_store.simulation.replay import ReplaySettings
 from prefix_store.simulation.report import ReplayReport
@@ -149,19 +159,26 @@ def _cell(
 ) -> Cell:
     if store is None:
         return Cell(name, (TierPlan("memory", capacity, policy),))
-    tiers = [TierPlan("memory", capacity, policy, store.memory.admission)]
+    memory = store.memory.model_copy(update={"capacity": ByteSize(capacity)})
+    tiers = [_plan("memory", memory, policy, store)]
     for below, tier in (("disk", store.disk), ("redis", store.redis)):
         if tier is not None:
-            tiers.append(
-                TierPlan(
-                    below,
-                    int(tier.capacity),
-                    tier.eviction,
-                    tier.admission,
-                    tier.write == "on_save",
-                )
-            )
-    return Cell(name, tuple(tiers))
+            tiers.append(_plan(below, tier, tier.eviction, store))
+    retention = functools.partial(decide, store.retention) if store.retention else None
+    return Cell(name, tuple(tiers), retention)
+
+
+def _plan(
+    name: str,
+    tier: MemoryTierConfig | LowerTierConfig,
+    policy: Eviction | Foresight,
+    store: StoreConfig,
+) -> TierPlan:
+    eviction: SimulatedEviction = policy
+    if store.retention and not isinstance(policy, Foresight):
+        eviction = Retained(policy, pin_budget_of(tier))
+    on_save = isinstance(tier, LowerTierConfig) and tier.write == "on_save"
+    return TierPlan(name, int(tier.capacity), eviction, tier.admission, on_save)
 
 
 def _replay(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import TypeAlias
 
 from policies.access import Access, Retention
 from policies.admission import ADMIT_ALL, AdmissionRule, all_of
@@ -31,13 +32,16 @@ class Foresight(enum.Enum):
     """Has to let every block in, as plain eviction policies do."""
 
 
+SimulatedEviction: TypeAlias = Eviction | Foresight
+
+
 @dataclass(frozen=True, slots=True)
 class TierPlan:
     """One tier to be replayed."""
 
     name: str
     capacity_bytes: int
-    eviction: Eviction | Foresight
+    eviction: SimulatedEviction
     admission: Sequence[AdmissionRule] = ADMIT_ALL
     write_on_save: bool = False
 

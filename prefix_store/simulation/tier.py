@@ -89,7 +89,7 @@ class SimulatedTier:
         inserted = 0
         for name in newcomers:
             if self.used_bytes + size > self.capacity_bytes and not self._make_room(
-                SimulatedNode(
+                Node(
                     name, tail, None, 0,
                     access=access, num_tokens=block.num_tokens, num_bytes=size,
                 ),

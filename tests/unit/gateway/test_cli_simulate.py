@@ -96,6 +96,21 @@ def test_tiers_come_from_the_configuration(
     assert replaced["tiers"][0]["capacity_bytes"] == 5000 * 1024
 
 
+def test_retention_rules_of_the_configuration_hold(tmp_path: Path) -> None:
+    """A pinned session hits where its blocks would have gone."""
+    trace, out = write_trace(tmp_path / "t"), tmp_path / "out.json"
+    config = tmp_path / "headstart.yaml"
+    memory = "store:\n  memory: {capacity: 8MiB, pin_budget: 8MiB}\n"
+    rule = "  retention: [{match: {session: s0}, ttl: 1h, pin: true}]\n"
+    hits = []
+    for text in (memory, memory + rule):
+        config.write_text(text)
+        arguments = ("--trace", trace, "--config", config, "--token-bytes", "1KiB")
+        assert simulate(*arguments, "--no-optimum", "--json", out) == 0
+        hits.append(json.loads(out.read_text())["results"][0]["hit_tokens"])
+    assert hits[1] > hits[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
