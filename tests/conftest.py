@@ -108,6 +108,7 @@ class LiveStack:
         self.paths.create()
         self.config_file = self.root / "headstart.yaml"
         self.config_file.write_text(json.dumps(self.config.model_dump(mode="json")))
+        self._store_file = self.config_file
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -134,7 +135,8 @@ class LiveStack:
         return (self.root / f"{name}.log").read_text(errors="replace")
 
     def start_store(self) -> None:
-        self._start("store", [sys.executable, "-m", "gateway.cli", "store", *self._config_args()])
+        config = ["--config", str(self._store_file)]
+        self._start("store", [sys.executable, "-m", "gateway.cli", "store", *config])
         self._await("store", 30, self._store_answers)
 
     def start_engine(self) -> None:
@@ -159,6 +161,19 @@ class LiveStack:
 
     def restart_store(self) -> None:
         self.stop("store")
+        self.start_store()
+        self.await_connector()
+
+    def use_store(self, **keys: Any) -> None:
+        """A new, empty store with other keys than the usual ones (none: the usual store). Engine
+        and gateway stay and find it."""
+        self.stop("store")
+        self._store_file = self.config_file
+        if keys:
+            config = self.config.model_dump(mode="json")
+            config["store"] |= keys
+            self._store_file = self.root / "store.json"
+            self._store_file.write_text(json.dumps(config))
         self.start_store()
         self.await_connector()
 
