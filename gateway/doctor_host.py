@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.doctor_finding import Finding, fail, ok, warn
-from gateway.doctor_tiers import check_tiers
+from gateway.doctor_tiers import check_policies, check_tiers
 from gateway.local_http import HttpError, request
 from gateway.tenants import Tenants
 from gateway.user_error import UserError
@@ -79,6 +79,7 @@ def check_store(config: HeadstartConfig, paths: RuntimePaths) -> Iterator[Findin
     used, size = stats.used_bytes / 2**30, stats.capacity_bytes / 2**30
     yield ok("store", f"{stats.store}: {used:.2f} of {size:.2f} GiB used, {stats.blocks} blocks")
     yield from check_tiers(config.store, stats.tiers)
+    yield from check_policies(stats.policies)
     for engine in config.engines:
         yield _connected(engine.id, stats)
 

@@ -1,4 +1,4 @@
-"""The doctor's checks of the store's tiers below memory."""
+"""The doctor's checks of the store's tiers below memory, and of its policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from gateway.doctor_finding import Finding, fail, ok, warn
 from policies.config import StoreConfig
-from prefix_store.protocol import TierStats
+from prefix_store.protocol import PolicyStats, TierStats
 
 
 def check_tiers(config: StoreConfig, tiers: list[TierStats]) -> Iterator[Finding]:
@@ -24,6 +24,18 @@ def check_tiers(config: StoreConfig, tiers: list[TierStats]) -> Iterator[Finding
             f"({config.redis.timeout * 1000:g} ms)?"
         )
         yield _check("redis", reported.get("redis"), advice)
+
+
+def check_policies(policies: PolicyStats) -> Iterator[Finding]:
+    """The newest configuration is in force; nothing is said where it is."""
+    if policies.error:
+        yield fail(
+            "store policies",
+            f"the changed configuration was refused, the old one stays: {policies.error}",
+        )
+    elif policies.needs_restart:
+        keys = ", ".join(policies.needs_restart)
+        yield warn("store policies", f"changed, but only for its next start: {keys}; restart it")
 
 
 def _check(name: str, tier: TierStats | None, advice: str) -> Finding:

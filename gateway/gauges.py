@@ -46,6 +46,17 @@ class TierGauges(Stats):
     )
 
 
+class PolicyGauges(Stats):
+    """The store's policies and the file that they come from."""
+
+    reloads: Count = Field(description="Times a changed file was taken.")
+    refused: Count = Field(description="Times one was not: the old settings stayed.")
+    error: str | None = Field(description="Why the newest file was not taken; null when it was.")
+    needs_restart: list[str] = Field(
+        description="Keys of the newest file that take effect when the store starts again."
+    )
+
+
 class StoreGauges(Stats):
     """The block store of this host, as it reports itself. Counts are since the store started."""
 
@@ -79,6 +90,9 @@ class StoreGauges(Stats):
     evicted_blocks: dict[str, Count] = Field(description="Blocks that went, by reason.")
     tiers: list[TierGauges] = Field(
         default_factory=list, description="Its tiers below memory, from the top."
+    )
+    policies: PolicyGauges | None = Field(
+        default=None, description="Its policies, and whether the newest file is in force."
     )
 
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.gauges import EventGauges, StoreGauges, TierGauges
+from gateway.gauges import EventGauges, PolicyGauges, StoreGauges, TierGauges
 from gateway.stats_schema import (
     CacheStats,
     Durations,
@@ -18,6 +18,7 @@ from gateway.stats_schema import (
     WindowsStats,
     WindowStats,
 )
+from gateway.units import size, span
 from gateway.windows import Window
 
 _BAR_WIDTH = 28
@@ -57,8 +58,7 @@ def _of(windows: WindowsStats, window: Window) -> WindowStats:
 def _head(stats: CacheStats, window: Window, total: WindowStats) -> RenderableType:
     text = Text(f"Headstart {stats.version}", style="bold")
     text.append(
-        f"  {stats.model}  up {_span(stats.uptime_s)}  "
-        f"({_WORDS[window]}: {_span(total.covered_s)})",
+        f"  {stats.model}  up {span(stats.uptime_s)}  ({_WORDS[window]}: {span(total.covered_s)})",
         style="not bold",
     )
     return text
@@ -163,30 +163,42 @@ def _store(store: StoreGauges | None) -> RenderableType:
     used = store.used_bytes / store.capacity_bytes if store.capacity_bytes else 0.0
     evicted = ", ".join(f"{count:,} {reason}" for reason, count in store.evicted_blocks.items())
     lines = [
-        f"{_size(store.used_bytes)} of {_size(store.capacity_bytes)} used ({used:.1%}) "
-        f"{_bar(used)}",
+        f"{size(store.used_bytes)} of {size(store.capacity_bytes)} used ({used:.1%}) {_bar(used)}",
         f"{store.blocks:,} blocks, {store.leased_blocks:,} leased; "
-        f"{_size(store.reserved_bytes)} being written",
+        f"{size(store.reserved_bytes)} being written",
         f"{store.matched_blocks:,} of {store.asked_blocks:,} blocks looked up were there",
-        f"{_size(store.loaded_bytes)} loaded in {store.loads:,} loads, "
+        f"{size(store.loaded_bytes)} loaded in {store.loads:,} loads, "
         f"{store.failed_loads:,} failed",
         f"{store.stored_blocks:,} blocks stored; evicted: {evicted or 'none'}",
         f"engines connected: {', '.join(store.engines) or 'none'}",
     ]
     for tier in store.tiers:
         lines += _tier(tier)
+    lines += _policies(store.policies)
     return _section("Store", Text("\n".join(lines)))
+
+
+def _policies(policies: PolicyGauges | None) -> list[str]:
+    """Only where the file and what is in force differ."""
+    if policies is None:
+        return []
+    lines = []
+    if policies.error is not None:
+        lines.append(f"the changed configuration was refused: {policies.error}")
+    if policies.needs_restart:
+        lines.append(f"for the next start of the store: {', '.join(policies.needs_restart)}")
+    return lines
 
 
 def _tier(tier: TierGauges) -> list[str]:
     used = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
     evicted = ", ".join(f"{count:,} {reason}" for reason, count in tier.evicted_blocks.items())
     state = {"open": ", left alone after faults", "half_open": ", being tried again"}
-    speed = _UNKNOWN if tier.bandwidth_bytes_s is None else f"{_size(tier.bandwidth_bytes_s)}/s"
+    speed = _UNKNOWN if tier.bandwidth_bytes_s is None else f"{size(tier.bandwidth_bytes_s)}/s"
     return [
-        f"{tier.name}: {_size(tier.used_bytes)} of {_size(tier.capacity_bytes)} used "
+        f"{tier.name}: {size(tier.used_bytes)} of {size(tier.capacity_bytes)} used "
         f"({used:.1%}), {tier.blocks:,} blocks{state.get(tier.breaker or '', '')}",
-        f"  {_size(tier.read_bytes)} read, {_size(tier.written_bytes)} written; "
+        f"  {size(tier.read_bytes)} read, {size(tier.written_bytes)} written; "
         f"latency {_seconds(tier.latency_s)}, {speed}",
         f"  {tier.refused_blocks:,} not admitted, {tier.faults:,} faults; "
         f"evicted: {evicted or 'none'}",
@@ -257,18 +269,3 @@ def _seconds(value: float | None) -> str:
     if abs(value) < 1:
         return f"{value * 1000:.3g} ms"
     return f"{value:,.2f} s"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.4g} TiB"

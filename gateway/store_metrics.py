@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.gauges import StoreGauges, TierGauges
+from gateway.gauges import PolicyGauges, StoreGauges, TierGauges
 from gateway.metric_families import counter, gauge, gauges
 
 
@@ -48,6 +48,20 @@ def store_metrics(store: StoreGauges | None) -> Iterator[Metric]:
         evicted.add_metric((reason,), count)
     yield evicted
     yield from _tiers(store.tiers)
+    if store.policies is not None:
+        yield from _policies(store.policies)
+
+
+def _policies(policies: PolicyGauges) -> Iterator[Metric]:
+    yield gauge(
+        "store_policies_current",
+        "1 when the newest configuration is in force.",
+        float(policies.error is None and not policies.needs_restart),
+    )
+    reloads = counter("store_policy_reloads", "Changed configurations.", "result")
+    reloads.add_metric(("taken",), policies.reloads)
+    reloads.add_metric(("refused",), policies.refused)
+    yield reloads
 
 
 _TIER_GAUGES: tuple[tuple[str, str, Callable[[TierGauges], float | None]], ...] = (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gateway.gauges import StoreGauges, TierGauges
+from gateway.gauges import PolicyGauges, StoreGauges, TierGauges
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
 from prefix_store.protocol import StoreStats, TierStats
@@ -91,6 +91,12 @@ def store_gauges(stats: StoreStats) -> StoreGauges:
         expired_reservations=stats.reservations_expired,
         evicted_blocks=stats.evictions,
         tiers=[_tier_gauges(tier) for tier in stats.tiers],
+        policies=PolicyGauges(
+            reloads=stats.policies.reloads,
+            refused=stats.policies.refused,
+            error=stats.policies.error or None,
+            needs_restart=stats.policies.needs_restart,
+        ),
     )
 
 

@@ -143,7 +143,13 @@ def exposed_metrics() -> set[str]:
     tier |= {"name": "disk", "breaker": "closed", "evicted_blocks": {"capacity": 0}}
     store = StoreGauges.model_validate(
         counts
-        | {"id": "store-0", "engines": [], "evicted_blocks": {"capacity": 0}, "tiers": [tier]}
+        | {
+            "id": "store-0",
+            "engines": [],
+            "evicted_blocks": {"capacity": 0},
+            "tiers": [tier],
+            "policies": None,
+        }
     )
     events = EventGauges(connected=True, lag_s=0.0, gaps=0, resyncs=0)
     gauges = Gauges(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.doctor_finding import Finding, Level
-from gateway.doctor_tiers import check_tiers
+from gateway.doctor_tiers import check_policies, check_tiers
 from policies.config import StoreConfig
-from prefix_store.protocol import TierStats
+from prefix_store.protocol import PolicyStats, TierStats
 
 BOTH = StoreConfig.model_validate(
     {"disk": {"path": "/blocks"}, "redis": {"url": "redis://me:hush@cache:6380/1"}}
@@ -60,3 +60,13 @@ def test_a_socket_is_named_by_its_path() -> None:
     config = StoreConfig.model_validate({"redis": {"url": "unix:///run/redis.sock"}})
     (finding,) = findings(config, TierStats("redis", breaker="open"))
     assert "Redis at /run/redis.sock" in finding.detail
+
+
+def test_a_configuration_that_is_not_in_force_is_found() -> None:
+    """With the reason, or the keys that wait."""
+    assert list(check_policies(PolicyStats(reloads=3))) == []
+    (refused,) = check_policies(PolicyStats(error="line 3: bad", needs_restart=["store.id"]))
+    (waiting,) = check_policies(PolicyStats(needs_restart=["store.id", "store.disk"]))
+    assert (refused.level, waiting.level) == (Level.FAIL, Level.WARN)
+    assert "line 3: bad" in refused.detail
+    assert "store.id, store.disk" in waiting.detail

@@ -8,6 +8,7 @@ from gateway.gauges import (
     Gauges,
     IndexGauges,
     MemoGauges,
+    PolicyGauges,
     ReplicaGauges,
     SideGauges,
     StoreGauges,
@@ -59,6 +60,7 @@ STORE = StoreGauges(
             breaker="open",
         )
     ],
+    policies=PolicyGauges(reloads=3, refused=2, error=None, needs_restart=["store.id"]),
 )
 GAUGES = Gauges(
     in_flight=3,
@@ -207,3 +209,11 @@ def test_work_beside_the_requests_is_exported() -> None:
     samples = scrape()
     assert samples["headstart_side_work_total,kind=outcomes,result=failed"] == 3
     assert not any("request_log" in name for name in samples)
+
+
+def test_it_is_seen_when_the_newest_configuration_is_not_in_force() -> None:
+    """Refused, or waiting for a restart as here."""
+    samples = scrape()
+    assert samples["headstart_store_policies_current"] == 0
+    assert samples["headstart_store_policy_reloads_total,result=taken"] == 3
+    assert samples["headstart_store_policy_reloads_total,result=refused"] == 2

@@ -6,7 +6,14 @@ import pytest
 from rich.console import Console
 
 from gateway.accounting import Accounting
-from gateway.gauges import EventGauges, Gauges, ReplicaGauges, StoreGauges, TierGauges
+from gateway.gauges import (
+    EventGauges,
+    Gauges,
+    PolicyGauges,
+    ReplicaGauges,
+    StoreGauges,
+    TierGauges,
+)
 from gateway.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from gateway.stats_table import render
 
@@ -220,3 +227,20 @@ def test_an_unknown_window_is_refused() -> None:
     """The caller offers the four names."""
     with pytest.raises(ValueError, match="last_2m"):
         page(window="last_2m")
+
+
+def test_a_configuration_that_is_not_in_force_is_shown() -> None:
+    """And nothing is said of one that is."""
+    fine = PolicyGauges(reloads=3, refused=0, error=None, needs_restart=[])
+    stale = PolicyGauges(reloads=3, refused=1, error="line 3: bad", needs_restart=["store.id"])
+    texts = [
+        page(
+            gauges=IDLE.model_copy(
+                update={"store": STORE.model_copy(update={"policies": policies})}
+            )
+        )
+        for policies in (fine, stale)
+    ]
+    assert "configuration" not in texts[0]
+    assert "the changed configuration was refused: line 3: bad" in texts[1]
+    assert "for the next start of the store: store.id" in texts[1]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import msgspec
 import pytest
 
-from gateway.gauges import TierGauges
+from gateway.gauges import PolicyGauges, TierGauges
 from gateway.store_probe import StoreProbe, store_gauges
 from prefix_store.client import StoreClient
-from prefix_store.protocol import StoreStats, TierStats
+from prefix_store.protocol import PolicyStats, StoreStats, TierStats
 
 STATS = StoreStats(
     store="store-0",
@@ -41,6 +42,7 @@ STATS = StoreStats(
         TierStats("disk", 1000, 500, 6, 8, 2, 4, 3, 1, {"capacity": 2}, 2.5, 1e6, "closed"),
         TierStats("redis"),
     ],
+    policies=PolicyStats(2, "line 3: bad", ["store.id"], 1),
 )
 
 
@@ -169,3 +171,12 @@ def test_tiers_are_the_stores_numbers():
         breaker="closed",
     )
     assert (redis.latency_s, redis.bandwidth_bytes_s, redis.breaker) == (None, None, None)
+
+
+def test_policies_are_the_stores_words():
+    """No error is null."""
+    assert store_gauges(STATS).policies == PolicyGauges(
+        reloads=2, refused=1, error="line 3: bad", needs_restart=["store.id"]
+    )
+    fine = msgspec.structs.replace(STATS, policies=PolicyStats())
+    assert store_gauges(fine).policies.error is None
