@@ -161,32 +161,33 @@ def records_of(backend: DiskBackend, count: int, payload_bytes: int) -> list[Out
     return records
 
 
-async def tier_round(folder: Path, size: int, count: int) -> list[Figure]:
-    backend = DiskBackend(folder, 2**35)
+async def tier_round(folder: Path, size: int, count: int, *, direct: bool) -> list[Figure]:
+    backend = DiskBackend(folder, 2**35, direct=direct)
     await backend.recover()
     records = records_of(backend, count, size)
     runs = [records[at : at + RUN] for at in range(0, count, RUN)]
     buffers = [memoryview(bytearray(len(records[0].data))) for _ in range(RUN)]
     total = sum(len(record.data) for record in records) / 1e6
-    found = []
+    mode = "direct" if direct else "plain"
 
-    async def read() -> None:
+    async def read(what: str) -> Figure:
+        start = time.perf_counter()
         for run in runs:
             got = await backend.read([each.block.block_hash for each in run], buffers[: len(run)])
             assert all(got)
+        return Figure(f"tier: {what} ({mode})", size, 4, total / (time.perf_counter() - start))
 
     start = time.perf_counter()
     for run in runs:
         assert all(await backend.write(run))
-    found.append(Figure("tier: write", size, 1, total / (time.perf_counter() - start)))
+    found = [Figure(f"tier: write ({mode})", size, 1, total / (time.perf_counter() - start))]
+    found.append(await read("read what was just written"))
     for record in records:
         drop_from_cache(folder / "blocks" / record.block.block_hash.hex())
-    for what in ("tier: read cold", "tier: read warm"):
-        start = time.perf_counter()
-        await read()
-        found.append(Figure(what, size, 4, total / (time.perf_counter() - start)))
+    found.append(await read("read cold"))
     await backend.close()
     shutil.rmtree(folder)
+    os.sync()
     return found
 
 
@@ -233,10 +234,12 @@ def main() -> None:
             for threads in THREADS:
                 rounds = [raw_round(folder, size, count, threads) for _ in range(options.rounds)]
                 figures += medians(rounds)
-            tier = [
-                asyncio.run(tier_round(folder / "tier", size, count)) for _ in range(options.rounds)
-            ]
-            figures += medians(tier)
+            for direct in (False, True):
+                tier = [
+                    asyncio.run(tier_round(folder / "tier", size, count, direct=direct))
+                    for _ in range(options.rounds)
+                ]
+                figures += medians(tier)
         restarted = asyncio.run(restart(folder / "tier", options.files))
     finally:
         shutil.rmtree(folder)

@@ -23,6 +23,7 @@ import xxhash
 
 from prefix_store.backend import KeptBlock
 from prefix_store.base import HASH_BYTES, BlockHash
+from prefix_store.disk_direct import AlignedBuffers
 from prefix_store.record import RecordHeader, is_intact, peek_header, read_header
 
 MAGIC = b"HSDISK01"
@@ -75,12 +76,24 @@ def header_of(record: memoryview, block: KeptBlock) -> RecordHeader | None:
     return header
 
 
-def write_file(directory: int, name: str, block: KeptBlock, record: memoryview) -> None:
-    """Write a record under `name`, which must be new. Raises OSError."""
+def write_file(
+    directory: int,
+    name: str,
+    block: KeptBlock,
+    record: memoryview,
+    buffers: AlignedBuffers | None = None,
+) -> None:
+    """Write a record under `name`, which must be new; past the page cache where `buffers` are
+    given. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    fd = os.open(name, flags, 0o600, dir_fd=directory)
+    parts = (memoryview(_front(block, record)), record)
+    fd = os.open(name, flags | (os.O_DIRECT if buffers else 0), 0o600, dir_fd=directory)
     try:
-        _write_all(fd, (memoryview(_front(block, record)), record))
+        if buffers is None:
+            _write_all(fd, parts)
+        else:
+            _write_all(fd, (buffers.gather(parts),))
+            os.ftruncate(fd, sum(map(len, parts)))
     finally:
         os.close(fd)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from prefix_store.backend import KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreError
 from prefix_store.disk_counters import DiskCounters, FaultLog
+from prefix_store.disk_direct import AlignedBuffers, can_write_direct
 from prefix_store.disk_directory import DiskDirectory
 from prefix_store.disk_file import (
     FRONT_BYTES,
@@ -41,13 +42,15 @@ class DiskFiles:
     """`used_bytes` is at any moment at least what our files take, and at most `capacity_bytes`
     unless files cannot be removed; then nothing is written until it fits again."""
 
-    def __init__(self, path: Path, capacity_bytes: int) -> None:
+    def __init__(self, path: Path, capacity_bytes: int, direct: bool = False) -> None:
         self._path = path
         self.capacity_bytes = capacity_bytes
         self.counters = DiskCounters()
         self._faults = FaultLog()
         self._directory: DiskDirectory | None = None
         self._block_bytes = 4096
+        self._direct = direct
+        self._buffers: AlignedBuffers | None = None
         self._lock = threading.Lock()  # of what follows, and of the counters
         self._blocks: dict[BlockHash, KeptBlock] = {}
         self._stuck: dict[str, int] = {}
@@ -71,6 +74,8 @@ class DiskFiles:
         """Open the directory and find what is there; see `Backend.recover`."""
         self._directory = directory = DiskDirectory.open(self._path)
         self._block_bytes = directory.block_bytes
+        if self._direct and can_write_direct(directory.blocks):
+            self._buffers = AlignedBuffers()
         try:
             found = scan(directory.blocks, self.size_of)
         except OSError as error:
@@ -180,7 +185,7 @@ class DiskFiles:
         folder, name = self._folder, file_name(block.block_hash)
         temporary = f"{TEMPORARY_PREFIX}{next(self._numbers)}"
         try:
-            write_file(folder, temporary, block, data)
+            write_file(folder, temporary, block, data, self._buffers)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             self._note("write", error)

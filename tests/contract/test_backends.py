@@ -23,7 +23,7 @@ from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.record import RecordShape, seal, write_header
 from prefix_store.redis_backend import RedisBackend
 
-MEDIA = ["disk", *installed_servers()]
+MEDIA = ["disk", "disk_direct", *installed_servers()]
 CAPACITY_BYTES = 64 * 1024**2
 BLOCK_SIZE = 4
 
@@ -43,13 +43,13 @@ class Medium(Protocol):
 
 
 class DiskMedium:
-    def __init__(self, path: Path) -> None:
-        self._path, self._blocks = path, path / "blocks"
+    def __init__(self, path: Path, *, direct: bool = False) -> None:
+        self._path, self._blocks, self._direct = path, path / "blocks", direct
         self._running: DiskBackend | None = None
 
     async def start(self) -> Backend:
         await self.stop()
-        self._running = DiskBackend(self._path, CAPACITY_BYTES)
+        self._running = DiskBackend(self._path, CAPACITY_BYTES, direct=self._direct)
         return self._running
 
     async def stop(self) -> None:
@@ -67,6 +67,13 @@ class DiskMedium:
 @pytest.fixture
 async def disk(tmp_path: Path) -> AsyncIterator[Medium]:
     medium = DiskMedium(tmp_path / "tier")
+    yield medium
+    await medium.stop()
+
+
+@pytest.fixture
+async def disk_direct(tmp_path: Path) -> AsyncIterator[Medium]:
+    medium = DiskMedium(tmp_path / "tier", direct=True)
     yield medium
     await medium.stop()
 
