@@ -37,7 +37,7 @@ def build_parser() -> _Parser:
     )
     parser.add_argument("--version", action="version", version=metadata.version("headstart"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_serve, _store, _engine, _demo, _stats, _simulate, _doctor, _model):
+    for add in (_serve, _store, _engine, _demo, _stats, _pins, _simulate, _doctor, _model):
         add(commands)
     return parser
 
@@ -150,6 +150,24 @@ def _stats(commands: _Commands) -> None:
     parser.add_argument("--watch", action="store_true", help="again every two seconds")
 
 
+def _pins(commands: _Commands) -> None:
+    parser = _command(
+        commands,
+        "pins",
+        "gateway.cli_pins",
+        "list the pinned blocks of this host's store, or end their pins",
+        "Blocks are pinned by rules: store.retention in the configuration.\n\n"
+        "examples:\n  headstart pins\n  headstart pins --tenant acme --json\n"
+        "  headstart pins --release --prefix contract-4711",
+    )
+    parser.add_argument("--tenant", metavar="NAME", help="only those of this tenant")
+    parser.add_argument("--session", metavar="ID", help="only those of this session")
+    parser.add_argument("--prefix", metavar="NAME", help="only those of this prompt_cache_key")
+    parser.add_argument("--release", action="store_true", help="end these pins")
+    parser.add_argument("--all", action="store_true", help="with --release: every pin")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
 def _simulate(commands: _Commands) -> None:
     parser = _command(
         commands,
@@ -160,7 +178,7 @@ def _simulate(commands: _Commands) -> None:
         "hash_ids; optional block_size (512), session_id, stop, api_time (s), tenant, model. The\n"
         "gateway writes such a file of your own traffic: see request_log in the configuration.\n\n"
         "A block counts as a hit when it and all blocks before it are there. The optimum knows\n"
-        "the future: no policy can do better.\n\n"
+        "the future: no policy can hit more. `--policy belady` knows it too but may refuse no block.\n\n"
         "examples:\n"
         "  headstart simulate --trace FILE --capacity 1M,3M,10M --policy lru --policy gdsf\n"
         "  headstart simulate --trace FILE --capacity 16GiB --token-bytes 128KiB --plot hits.svg\n"

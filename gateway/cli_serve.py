@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 async def _run(config: HeadstartConfig, parts: Parts, path: Path | None = None) -> None:
     if not (parts.store or parts.engines):
         async with AsyncExitStack() as kept:
-            watch = ConfigWatch(path, _check_only, logger.error)
+            watch = ConfigWatch(path, _check_only, _log_refusal)
             await run_in_background(kept, {"watching the configuration": watch.run})
             await serve(config)
         return
@@ -97,8 +97,8 @@ async def _run(config: HeadstartConfig, parts: Parts, path: Path | None = None) 
         async with Children() as children, AsyncExitStack() as kept:
             if parts.store:
                 logger.info("starting the store (log: %s/store.log)", stack.log_dir)
+                watch = ConfigWatch(path, stack.hand_to_store, stack.refuse_reload)
                 store = await stack.start_store(children)
-                watch = ConfigWatch(path, stack.hand_to_store, logger.error)
                 await run_in_background(
                     kept,
                     {
@@ -125,6 +125,10 @@ async def _check_only(config: HeadstartConfig) -> None:
     """The gateway itself has no policies yet that change while it runs."""
     del config
     logger.info("the configuration is valid; the gateway's own keys take effect at its next start")
+
+
+async def _log_refusal(reason: str) -> None:
+    logger.error("the configuration cannot be used: %s", reason)
 
 
 @dataclass(frozen=True, slots=True)

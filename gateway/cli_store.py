@@ -40,14 +40,9 @@ async def _until_signal(server: StoreServer, path: Path | None) -> None:
 async def _serve(server: StoreServer, path: Path | None) -> None:
     watch = ConfigWatch(path, server.reload, server.refuse_reload)
     ready = asyncio.Event()
-    watching = asyncio.ensure_future(_watch_when_ready(watch, ready))
+    watching = asyncio.ensure_future(watch.run(ready))
     try:
         await server.run(ready.set)
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-
-
-async def _watch_when_ready(watch: ConfigWatch, ready: asyncio.Event) -> None:
-    await ready.wait()
-    await watch.run()

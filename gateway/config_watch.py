@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -11,47 +12,72 @@ from pathlib import Path
 from gateway.config_file import ConfigError, load_config
 from policies.config import HeadstartConfig
 
-POLL_S = 1.0
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
 
 Apply = Callable[[HeadstartConfig], Awaitable[None]]
-Refuse = Callable[[str], None]
+Refuse = Callable[[str], Awaitable[None]]
 
 
 class ConfigWatch:
-    """Runs until cancelled. A file that cannot be used is refused once, with the reason."""
+    """Make it when the file is read, so that no change after that is missed."""
 
-    def __init__(self, path: Path | None, apply: Apply, refuse: Refuse) -> None:
+    def __init__(
+        self, path: Path | None, apply: Apply, refuse: Refuse, *, poll_s: float = POLL_S
+    ) -> None:
+        """`refuse` gets the reason why a file cannot be used, once for each change of it."""
         self._path = path
         self._apply = apply
         self._refuse = refuse
+        self._poll_s = poll_s
         self._asked = asyncio.Event()
+        self._seen = self._stamp()
 
-    async def run(self) -> None:
-        """SIGHUP is caught from here on, also where there is no file to watch."""
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Until cancelled. SIGHUP is caught from here on, also where there is no file to watch;
+        nothing is applied before `ready`."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._asked.set)
-        seen = self._stamp()
         try:
+            if ready is not None:
+                await ready.wait()
             while True:
-                try:
-                    async with asyncio.timeout(POLL_S):
-                        await self._asked.wait()
-                except TimeoutError:
-                    if self._stamp() == seen:
-                        continue
-                self._asked.clear()
-                seen = self._stamp()
+                await self._wait()
                 await self._reload()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+
+    async def _wait(self) -> None:
+        """Until SIGHUP, or until the file has changed and has rested for one look: many writers
+        empty a file first, and half a file may be a valid one."""
+        last = self._seen
+        while True:
+            try:
+                async with asyncio.timeout(self._poll_s):
+                    await self._asked.wait()
+            except TimeoutError:
+                stamp = self._stamp()
+                if stamp == last and stamp != self._seen:
+                    break
+                last = stamp
+            else:
+                self._asked.clear()
+                break
+        self._seen = self._stamp()
 
     async def _reload(self) -> None:
         try:
             config = await asyncio.to_thread(load_config, self._path)
         except ConfigError as error:
-            self._refuse(str(error))
+            await self._refuse(str(error))
             return
-        await self._apply(config)
+        try:
+            await self._apply(config)
+        except Exception as error:
+            # The outermost boundary: the next file must still be seen.
+            logger.exception("new settings could not be applied")
+            await self._refuse(f"it could not be applied: {error}")
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """None while the file is away: editors replace files."""

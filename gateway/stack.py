@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from gateway.local_http import is_healthy, request
 from policies.config import EngineConfig, HeadstartConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
+from prefix_store.reloading import applicable
 from prefix_store.runtime_dir import RuntimePaths
 
 STORE_READY_S = 60.0
@@ -42,20 +44,36 @@ class Stack:
 
     def write_config(self) -> Path:
         """The configuration as a file for children (JSON is YAML)."""
+        return self._write(self.config)
+
+    def _write(self, config: HeadstartConfig) -> Path:
         self.paths.create()
         path = self.paths.root / "config.json"
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
         new.touch(mode=0o600)
-        new.write_text(json.dumps(self.config.model_dump(mode="json"), indent=1), encoding="utf-8")
+        new.write_text(json.dumps(config.model_dump(mode="json"), indent=1), encoding="utf-8")
         new.replace(path)
         return path
 
     async def hand_to_store(self, config: HeadstartConfig) -> None:
         """Give a changed configuration of the store to the one that runs, which watches its
-        file."""
-        self.config = self.config.model_copy(update={"store": config.store})
-        self.write_config()
+        file. What needs a restart is named by it; one that died in between starts without that,
+        since its clients still go by the old addresses."""
+        running = self.config.store
+        if running is None or config.store is None:
+            self.notice("start Headstart again for: store")
+            return
+        merged, _ = applicable(running, config.store)
+        self.config = self.config.model_copy(update={"store": merged})
+        self._write(self.config.model_copy(update={"store": config.store}))
+
+    async def refuse_reload(self, reason: str) -> None:
+        """Say that a changed configuration cannot be used, in the log and to the store, whose
+        statistics show it."""
+        self.notice(f"the configuration is not taken, the old one stays: {reason}")
+        with contextlib.suppress(StoreError):
+            await asyncio.to_thread(_tell_store, self.paths.store_socket(self.config), reason)
 
     async def start_store(self, children: Children) -> Child:
         """The store server, once it answers."""
@@ -126,6 +144,14 @@ class Stack:
 
 def _in_thread(answer: Callable[[], bool]) -> Probe:
     return lambda: asyncio.to_thread(answer)
+
+
+def _tell_store(socket: Path, reason: str) -> None:
+    client = StoreClient.connect(socket, client="gateway")
+    try:
+        client.reload_refused(reason)
+    finally:
+        client.close()
 
 
 def _store_answers(socket: Path) -> bool:

@@ -145,6 +145,10 @@ class StoreClient:
         request = protocol.Unpin(tenant, session, prefix)
         return self._ask(request, protocol.Cleared).num_blocks
 
+    def reload_refused(self, reason: str) -> None:
+        """Tell that the newest configuration cannot be used, for the statistics."""
+        self._tell(protocol.ReloadRefused(reason))
+
     def stats(self) -> protocol.StoreStats:
         return self._ask(protocol.GetStats(), protocol.StoreStats)
 

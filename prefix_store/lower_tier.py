@@ -19,7 +19,7 @@ from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.events import KVEvent
 from prefix_store.index import Eviction, Node, RadixIndex
-from prefix_store.pins import Pins
+from prefix_store.pins import Pins, order_by
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
 
@@ -260,7 +260,7 @@ class LowerTier:
     async def apply(self, settings: LowerTierSettings, gate: AdmissionGate) -> None:
         """Other policies and another quota from now on; blocks stay, as far as the quota lets."""
         if settings.eviction != self.settings.eviction:
-            self._index.order_by(settings.eviction)
+            order_by(self._index, settings.eviction, self._clock())
         self.settings, self.gate = settings, gate
         self._backend.resize(settings.capacity_bytes)
         async with self._keeping:

@@ -19,7 +19,7 @@ from prefix_store import events
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent, ExtentAllocator
 from prefix_store.index import Node, RadixIndex
-from prefix_store.pins import Pins
+from prefix_store.pins import Pins, order_by
 from prefix_store.record import RecordHeader, read_header
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
@@ -91,6 +91,7 @@ class MemoryTier:
         lease_s: float,
         publish: Callable[[list[events.KVEvent]], None],
     ) -> None:
+        self._config = config
         self._view = view
         self._lease_s = lease_s
         self._publish = publish
@@ -318,10 +319,14 @@ class MemoryTier:
         self._removed(self._index.remove(node.hash), Removal.CAPACITY)
         return True
 
-    def apply(self, config: MemoryTierConfig) -> None:
-        """Other policies from now on; the capacity stays as it was."""
-        self._gate = all_of(config.admission)
-        self._index.order_by(_eviction_of(config))
+    def apply(self, config: MemoryTierConfig, now: float) -> None:
+        """Other policies from now on; the capacity stays as it was. A policy that has not changed
+        keeps what it has learned."""
+        if config.admission != self._config.admission:
+            self._gate = all_of(config.admission)
+        if _eviction_of(config) != _eviction_of(self._config):
+            order_by(self._index, _eviction_of(config), now)
+        self._config = config
 
     def note(self, hashes: Sequence[BlockHash], access: Access) -> None:
         """Tell the admission policy what a request asked for."""

@@ -187,6 +187,12 @@ class Cleared(msgspec.Struct, tag=True):
     num_blocks: int
 
 
+class ReloadRefused(msgspec.Struct, tag=True):
+    """Whoever watches the configuration for the store cannot use the newest one. One way."""
+
+    reason: str
+
+
 class GetPins(msgspec.Struct, tag=True):
     """Which blocks are pinned, and for whom?"""
 
@@ -225,6 +231,8 @@ class PolicyStats(msgspec.Struct, frozen=True):
     """Why the newest file was not taken; empty when it was."""
     needs_restart: list[str] = []
     """Keys of the newest file that take effect only when the store starts again."""
+    refused: int = 0
+    """Files that were not taken."""
 
 
 class GetStats(msgspec.Struct, tag=True):
@@ -308,6 +316,7 @@ Request = (
     | Cancel
     | Drop
     | Clear
+    | ReloadRefused
     | GetPins
     | Unpin
     | GetStats

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from policies.config import HeadstartConfig, StoreConfig
 from prefix_store import protocol
 from prefix_store.arena import Arena
@@ -121,23 +123,27 @@ class StoreServer:
         """Apply another configuration without losing blocks: eviction, admission, loading,
         retention, pins and the quotas below memory. What can only change at a start is kept and
         named in the statistics."""
-        wanted = config.store if config.store is not None else StoreConfig()
-        merged, late = applicable(self._store, wanted)
+        merged, late = self._store, ["store"]
+        if config.store is not None:
+            merged, late = applicable(self._store, config.store)
         if merged.memory != self._store.memory:
-            self._tier.apply(merged.memory)
+            self._tier.apply(merged.memory, time.monotonic())
         self._tiers.loading, self._tiers.retention = merged.loading, merged.retention
         self._tiers.set_on_save(on_save_tiers(merged, self._lower))
-        self._store = merged
-        await apply_policies(merged, self._lower)
-        self._policies = protocol.PolicyStats(self._policies.reloads + 1, "", late)
+        former, self._store = self._store, merged
+        await apply_policies(former, merged, self._lower)
+        self._policies = msgspec.structs.replace(
+            self._policies, reloads=self._policies.reloads + 1, error="", needs_restart=late
+        )
         logger.info("store %s: new policies are in force", merged.id)
         if late:
             logger.warning("start the store again for: %s", ", ".join(late))
 
-    def refuse_reload(self, reason: str) -> None:
+    async def refuse_reload(self, reason: str) -> None:
         """The newest configuration cannot be used: the old one stays in force."""
-        before = self._policies
-        self._policies = protocol.PolicyStats(before.reloads, reason, before.needs_restart)
+        self._policies = msgspec.structs.replace(
+            self._policies, error=reason, refused=self._policies.refused + 1
+        )
         logger.error("the configuration is not taken, the old one stays: %s", reason)
 
     async def _snapshot(self) -> list[KVEvent]:
@@ -247,6 +253,8 @@ class StoreServer:
         match request:
             case protocol.Drop():
                 await self._tiers.drop(BlockHash(request.block_hash))
+            case protocol.ReloadRefused():
+                await self.refuse_reload(request.reason)
             case protocol.Unpin():
                 owner = PinOwner(request.tenant, request.session, request.prefix)
                 return protocol.Cleared(self._tiers.unpin(owner))

@@ -69,13 +69,19 @@ def on_save_tiers(store: StoreConfig, tiers: list[LowerTier]) -> list[LowerTier]
     ]
 
 
-async def apply_policies(store: StoreConfig, tiers: list[LowerTier]) -> None:
-    """Other policies and quotas for running tiers."""
-    configs = {"disk": store.disk, "redis": store.redis}
+async def apply_policies(before: StoreConfig, now: StoreConfig, tiers: list[LowerTier]) -> None:
+    """Other policies and quotas for running tiers. A policy that has not changed keeps what it has
+    learned."""
+    old = {"disk": before.disk, "redis": before.redis}
+    new = {"disk": now.disk, "redis": now.redis}
     for tier in tiers:
-        config = configs[tier.settings.name]
-        if config is not None:
-            await tier.apply(settings_of(config), all_of(config.admission))
+        name = tier.settings.name
+        former, config = old[name], new[name]
+        if config is None or config == former:
+            continue
+        same_gate = former is not None and former.admission == config.admission
+        gate = tier.gate if same_gate else all_of(config.admission)
+        await tier.apply(settings_of(config), gate)
 
 
 def tier_stats(tier: LowerTier) -> protocol.TierStats:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
-from policies.access import DEFAULT_PRIORITY, PLAIN, Retention
+from policies.access import DEFAULT_PRIORITY, PLAIN, Access, Retention
 from policies.eviction.base import B, EvictionQueue
 from policies.eviction.deadlines import Deadline, Deadlines
 
@@ -28,6 +28,8 @@ class _Place:
     priority: int = DEFAULT_PRIORITY
     """Of the queue that it is in."""
     candidate: bool = False
+    pinned_by: Access | None = None
+    """Whose request asked for its pin last."""
 
 
 class RetainedQueue(Generic[B]):
@@ -168,6 +170,21 @@ class RetainedQueue(Generic[B]):
         self._expire_pins(now)
         return list(self._pins)
 
+    def pinned_by(self, block: B) -> Access | None:
+        """The request that asked for a block's pin last; others may have used it since."""
+        place = self._places.get(block)
+        return None if place is None else place.pinned_by
+
+    def take_pins(self, former: RetainedQueue[B], now: float) -> None:
+        """Have the pins that `former` has for blocks that are here too, as far as the budget
+        goes, and no others: what was revoked there stays revoked."""
+        for pin in self.pinned(now):
+            self.unpin(pin.block)
+        for pin in former.pinned(now):
+            by = former.pinned_by(pin.block)
+            if self.pin(pin.block, pin.time_s) and by is not None:
+                self._places[pin.block].pinned_by = by
+
     def _judge(self, block: B) -> None:
         """Put a block where its last use says."""
         access = block.access
@@ -186,7 +203,8 @@ class RetainedQueue(Generic[B]):
         if retention.pin:
             self._expire_pins(access.time_s)
             ttl_s = math.inf if retention.ttl_s is None else retention.ttl_s
-            self.pin(block, access.time_s + ttl_s)
+            if self.pin(block, access.time_s + ttl_s):
+                place.pinned_by = access
         self._forget_if_plain(block, place)
 
     def _settle(self, block: B) -> None:

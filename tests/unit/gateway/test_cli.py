@@ -18,7 +18,7 @@ from gateway.config_file import parse_config
 from gateway.user_error import UserError
 from policies.config import HeadstartConfig
 
-COMMANDS = ("serve", "store", "engine", "demo", "stats", "simulate", "doctor", "model")
+COMMANDS = ("serve", "store", "engine", "demo", "stats", "pins", "simulate", "doctor", "model")
 
 
 def config(text: str) -> HeadstartConfig:
