@@ -22,11 +22,11 @@ def render(trace: Trace, settings: ReplaySettings, reports: Sequence[ReplayRepor
     counted = f"{1 - settings.warm_up:.0%} of its requests counted"
     table = _table(f"{trace.name}, {counted}")
     layered = any(len(report.tiers) > 1 for report in reports)
-    headings = ["hit rate\nby token", "by\nrequest", "gap to\noptimum", "prefill\nsaved", ""]
-    headings += ["blocks\nevicted"] + ["moved\nbetween tiers"] * layered
+    last_heading = "moved\nbetween tiers" if layered else "blocks\nevicted"
+    headings = ("hit rate\nby token", "by\nrequest", "gap to\noptimum", "prefill\nsaved", "")
     table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("policy")
-    for heading in headings:
+    table.add_column("policy", min_width=8, overflow="fold")
+    for heading in (*headings, last_heading):
         table.add_column(heading, justify="right", no_wrap=True)
     last = None
     for report in reports:
@@ -34,7 +34,7 @@ def render(trace: Trace, settings: ReplaySettings, reports: Sequence[ReplayRepor
             table.add_section()
         last = report.capacity_tokens
         gap = gap_to_optimum(report, reports)
-        cells = [
+        table.add_row(
             short(report.capacity_tokens),
             report.policy,
             f"{report.token_hit_rate:.1%}",
@@ -42,33 +42,29 @@ def render(trace: Trace, settings: ReplaySettings, reports: Sequence[ReplayRepor
             "" if gap is None or report.policy == OPTIMUM else f"{gap:.1%}",
             _share(report.saved_s, report.prefill_s),
             f"{report.saved_s:,.0f} s",
-            f"{report.evicted_blocks:,}",
-        ]
-        table.add_row(*cells, *[size(report.moved_bytes)] * layered)
+            size(report.moved_bytes) if layered else f"{report.evicted_blocks:,}",
+        )
     return table
 
 
 def tiers_table(reports: Sequence[ReplayReport]) -> Table:
     """One row for each tier of each replay."""
     table = _table("tiers")
-    for heading in (
-        "policy", "tier", "capacity", "used", "hit rate\nby token", "written", "read\nupwards",
-        "blocks\nevicted", "blocks\nrefused",
-    ):  # fmt: skip
-        text = heading in ("policy", "tier")
-        table.add_column(heading, justify="left" if text else "right")
+    table.add_column("policy, tier", no_wrap=True)
+    for heading in ("capacity", "used", "hit rate", "written", "read up", "evicted", "refused"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for report in reports:
+        table.add_row(report.policy)
         for i, tier in enumerate(report.tiers):
             table.add_row(
-                report.policy if i == 0 else "",
-                tier.name,
+                f"  {tier.name}",
                 size(tier.capacity_bytes),
                 size(tier.used_bytes),
                 _share(tier.hit_tokens, report.input_tokens),
                 size(tier.written_bytes),
                 size(tier.read_bytes) if i else "",
-                f"{tier.evicted_blocks:,}",
-                f"{tier.refused_blocks:,}",
+                short(tier.evicted_blocks),
+                short(tier.refused_blocks),
             )
         table.add_section()
     return table

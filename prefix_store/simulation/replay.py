@@ -96,7 +96,7 @@ class Replay:
         resident = len(run) + inserted
         for tier in self._lower:
             if tier.write_on_save:
-                tier.offer(chain[:resident], shape, access, now)
+                tier.save(chain[:resident], shape, access, now)
         # What memory has no room for cannot be loaded through it.
         reached = min(reached, resident)
         self._count(request, len(run), sources, reached)

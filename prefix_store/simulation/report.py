@@ -21,7 +21,7 @@ class TierReport:
     """That went up into memory."""
     evicted_blocks: int
     refused_blocks: int
-    """Not let in by admission or for want of room."""
+    """That were computed, or evicted above, and not let in: by admission or for want of room."""
 
 
 @dataclass(frozen=True, slots=True)

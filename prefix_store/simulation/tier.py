@@ -67,8 +67,9 @@ class SimulatedTier:
         if not missing:
             return 0
         admitted = self.gate.admit(missing, access)
-        self.count.refused_blocks += len(missing) - admitted
-        return self.insert(run, missing[:admitted], block, access, now)
+        inserted = self.insert(run, missing[:admitted], block, access, now)
+        self.count.refused_blocks += len(missing) - inserted
+        return inserted
 
     def insert(
         self,
@@ -95,7 +96,6 @@ class SimulatedTier:
                 ),
                 now,
             ):  # fmt: skip
-                self.count.refused_blocks += len(newcomers) - inserted
                 break
             node = index.insert(
                 tail.hash if tail is not None else None, name, None,
@@ -114,13 +114,29 @@ class SimulatedTier:
 
     def offer(
         self, chain: Sequence[BlockHash], block: BlockShape, access: Access, now: float
-    ) -> None:
-        """A run that starts a prompt may be kept here, if the gate lets it in."""
+    ) -> int:
+        """A run that starts a prompt may be kept here, if the gate lets it in. Returns how many of
+        its blocks are here afterwards."""
         run = self.index.match(chain)
         admitted = self.gate.admit(chain, access)
-        self.count.refused_blocks += len(chain) - max(admitted, len(run))
-        if admitted > len(run):
-            self.insert(run, chain[len(run) : admitted], block, access, now)
+        if admitted <= len(run):
+            return len(run)
+        return len(run) + self.insert(run, chain[len(run) : admitted], block, access, now)
+
+    def save(
+        self, chain: Sequence[BlockHash], block: BlockShape, access: Access, now: float
+    ) -> None:
+        """A request's whole run is offered as soon as it was computed."""
+        self.count.refused_blocks += len(chain) - self.offer(chain, block, access, now)
+
+    def receive(self, gone: SimulatedNode, now: float) -> None:
+        """The tier above evicted a block; it comes with the ancestors that are missing here."""
+        if gone.hash in self.index:
+            return
+        chain = _chain_to(gone)
+        block = BlockShape(gone.num_tokens, gone.num_bytes)
+        if self.offer(chain, block, gone.access, now) < len(chain):
+            self.count.refused_blocks += 1
 
     def reconsider(self, chain: Sequence[BlockHash], access: Access) -> None:
         """What is known of a request has changed: so may the rank of its deepest block here."""
@@ -140,10 +156,8 @@ class SimulatedTier:
                 return False
             self.used_bytes -= gone.num_bytes
             self.count.evicted_blocks += 1
-            if self._below is not None and gone.hash not in self._below.index:
-                self._below.offer(
-                    _chain_to(gone), BlockShape(gone.num_tokens, gone.num_bytes), gone.access, now
-                )
+            if self._below is not None:
+                self._below.receive(gone, now)
         return True
 
 
