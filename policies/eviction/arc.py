@@ -52,8 +52,10 @@ class ArcQueue(EvictionQueue[B]):
 
     def use(self, blocks: Sequence[B]) -> None:
         for block in blocks:
+            if block.mark is not None and block.mark.frequent:
+                continue
             seat = self._seat(block)
-            if not seat.frequent:
+            if not seat.frequent:  # not one that was new here and came from a ghost
                 self._t1.discard(block)
                 self._count(seat, -1)
                 seat.frequent = True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 
 class GhostList:
     """Remembers that a block was here, not the block. Its owner bounds it with `trim`."""
 
     def __init__(self) -> None:
-        self._hashes: dict[bytes, None] = {}
+        # Not a plain dict: finding its first key steps over all that were deleted before it.
+        self._hashes = OrderedDict[bytes, None]()
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -17,8 +20,8 @@ class GhostList:
 
     def add(self, block_hash: bytes) -> None:
         """As the newest; again for one that is here already."""
-        self._hashes.pop(block_hash, None)
         self._hashes[block_hash] = None
+        self._hashes.move_to_end(block_hash)
 
     def discard(self, block_hash: bytes) -> None:
         self._hashes.pop(block_hash, None)
@@ -26,4 +29,4 @@ class GhostList:
     def trim(self, limit: int) -> None:
         """Forget the oldest until `limit` are left."""
         while len(self._hashes) > max(0, limit):
-            del self._hashes[next(iter(self._hashes))]
+            self._hashes.popitem(last=False)

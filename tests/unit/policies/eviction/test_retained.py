@@ -168,3 +168,24 @@ def test_a_newcomer_of_lower_priority_than_every_victim_is_not_worth_the_room() 
     assert [queue.admits(block, 0.0) for block in (low, high, pinned)] == [False, True, True]
     keep(queue, "e", Retention(ttl_s=5), 0)
     assert [queue.admits(low, now) for now in (4.0, 5.0)] == [False, True]
+
+
+def test_a_use_without_ttl_takes_the_old_deadline_away() -> None:
+    """The last use decides, not an earlier one."""
+    queue = new_queue()
+    kept = keep(queue, "k", Retention(ttl_s=10), 0)
+    keep(queue, "p", PLAIN, 1)
+    use(queue, kept, Retention(priority=90), 2)
+    assert drain(queue, 11.0) == "pk"
+
+
+def test_of_blocks_that_expire_together_the_deepest_goes_first() -> None:
+    """One request's blocks have one deadline."""
+    queue = new_queue()
+    access = Access(0.0, retention=Retention(ttl_s=5))
+    for depth in (3, 9, 1):
+        block = Kept(bytes([depth]), access, depth)
+        queue.insert(block)
+        queue.add(block)
+    victims = [queue.pop(5.0) for _ in range(3)]
+    assert [block.depth for block in victims if block is not None] == [9, 3, 1]
