@@ -121,7 +121,9 @@ def size(num_bytes: int) -> str:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+    )
 
 
 def _share(part: float, whole: float) -> str:
