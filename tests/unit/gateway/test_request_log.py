@@ -188,3 +188,27 @@ async def test_served_requests_stand_in_it(stub_engine: Any, tmp_path: Path) -> 
     assert (line["turn"], line["stop"], len(line["hash_ids"])) == (1, "end_turn", 3)
     assert line["ttft_ms"] > 0
     assert line["session_id"] != line["prefix"]
+
+
+async def test_whole_answers_and_clients_that_leave_say_how_they_ended(
+    stub_engine: Any, tmp_path: Path
+) -> None:
+    """A tool call; a stream that nobody wanted to the end."""
+    kit = stub_engine
+    choice = {**kit.WHOLE["choices"][0], "finish_reason": "tool_calls"}
+    log = RequestLog.open(RequestLogConfig(path=str(tmp_path / "log")))
+    whole = kit.answers({**kit.WHOLE, "choices": [choice]})
+    async with (
+        kit.open_gateway(whole, request_log=log) as gateway,
+        gateway.client.post("/v1/chat/completions", json=kit.chat()) as response,
+    ):
+        await response.read()
+    async with kit.open_gateway(kit.streams_then_hangs(kit.STREAM[:2]), request_log=log) as gateway:
+        body = kit.chat(stream=True)
+        async with gateway.client.post("/v1/chat/completions", json=body) as response:
+            await response.content.read(10)
+            response.close()
+        await gateway.settled()
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["stop"] for line in lines] == ["tool_use", "cancelled"]
