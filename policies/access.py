@@ -59,6 +59,8 @@ class Access:
     output_tokens: int = 0
     """Of its answer, once it has ended."""
     stop: Stop = Stop.UNKNOWN
+    ended_s: float | None = None
+    """When its answer ended, on the same clock; None while it runs and where nobody told."""
     retention: Retention = field(default=PLAIN)
 
 

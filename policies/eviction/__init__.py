@@ -12,10 +12,17 @@ from policies.eviction.fifo import FifoEviction
 from policies.eviction.gdsf import GdsfEviction
 from policies.eviction.lfu_da import LfuDaEviction
 from policies.eviction.lru import LruEviction
+from policies.eviction.reuse_aware import ReuseAwareEviction
 from policies.eviction.s3_fifo import S3FifoEviction
 
 Eviction = Annotated[
-    LruEviction | FifoEviction | LfuDaEviction | GdsfEviction | ArcEviction | S3FifoEviction,
+    LruEviction
+    | FifoEviction
+    | LfuDaEviction
+    | GdsfEviction
+    | ArcEviction
+    | S3FifoEviction
+    | ReuseAwareEviction,
     Field(discriminator="kind"),
 ]
 
@@ -28,5 +35,6 @@ __all__ = [
     "GdsfEviction",
     "LfuDaEviction",
     "LruEviction",
+    "ReuseAwareEviction",
     "S3FifoEviction",
 ]

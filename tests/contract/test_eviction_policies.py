@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from policies.access import NO_ACCESS, Access
 from policies.eviction import Eviction, EvictionQueue
 
-KINDS = ["lru", "fifo", "lfu_da", "gdsf", "arc", "s3_fifo"]
+KINDS = ["lru", "fifo", "lfu_da", "gdsf", "arc", "s3_fifo", "reuse_aware"]
 TAILS_COST_MORE = {"gdsf"}
 """To these kinds depth is a difference, so that nothing is equal."""
 
