@@ -58,6 +58,7 @@ class RedisLink:
         self.counters = RedisCounters()
         self._url = url
         self._timeout_s = timeout_s
+        self._connect_s = max(MIN_CONNECT_S, timeout_s)
         self._log = FaultLog(url)
         self._breaker = CircuitBreaker()
         self._opened = asyncio.Event()
@@ -106,6 +107,7 @@ class RedisLink:
         self, commands: Sequence[Command], payload_bytes: int, patience_s: float
     ) -> list[Any] | None:
         budget_s = self._timeout_s + payload_bytes / MIN_BYTES_PER_S + patience_s
+        budget_s += self._connect_s  # it may need a new connection
         began = time.monotonic()
         try:
             async with asyncio.timeout(budget_s) as deadline:
@@ -201,8 +203,12 @@ class RedisLink:
         """With connections of its own: a cluster may look different now."""
         fresh = self._connect()
         try:
-            async with asyncio.timeout(max(MIN_CONNECT_S, self._timeout_s) + self._timeout_s):
-                await fresh.ping()
+            async with asyncio.timeout(self._connect_s + self._timeout_s):
+                if isinstance(fresh, RedisCluster):
+                    # With a part of the blocks missing hardly any prefix is whole.
+                    await fresh.ping(target_nodes=RedisCluster.PRIMARIES)
+                else:
+                    await fresh.ping()
         except (RedisError, OSError, TimeoutError) as error:
             self._log.unreachable(_words(error))
             self._breaker.failed(time.monotonic())
@@ -217,7 +223,7 @@ class RedisLink:
         options: dict[str, Any] = {
             "protocol": 2,
             "socket_timeout": None,
-            "socket_connect_timeout": max(MIN_CONNECT_S, self._timeout_s),
+            "socket_connect_timeout": self._connect_s,
             "retry": Retry(NoBackoff(), 0),
             "driver_info": None,
         }
@@ -230,7 +236,11 @@ class RedisLink:
                 )
             return Redis.from_url(self._url, **options)
         except (ValueError, TypeError, RedisError) as error:
-            raise StoreError(f"store.redis.url is not usable: {error}") from error
+            # Its text may quote a part of the password, so it is not passed on.
+            raise StoreError(
+                f"store.redis.url is not usable ({type(error).__name__}); special characters in "
+                "user and password are written as in %2F"
+            ) from None
 
     async def _disconnect(self, client: Redis | RedisCluster) -> None:
         with contextlib.suppress(RedisError, OSError, TimeoutError):

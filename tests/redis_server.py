@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import random
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 READY_S = 10.0
+SLOTS = 16384
 
 
 def installed_servers() -> dict[str, Path]:
@@ -118,6 +120,59 @@ class RedisServer:
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+
+class RedisCluster:
+    """Three primaries on loopback that share the slots."""
+
+    def __init__(self, binary: Path) -> None:
+        options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+        self.nodes: list[RedisServer] = []
+        try:
+            for _ in range(3):
+                self.nodes.append(RedisServer(binary, options, _free_port_pair()))
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def _join(self) -> None:
+        share = -(-SLOTS // len(self.nodes))
+        for i, node in enumerate(self.nodes):
+            slots = range(i * share, min((i + 1) * share, SLOTS))
+            node.call("CLUSTER", "ADDSLOTS", *slots)
+            node.call("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+        for node in self.nodes[1:]:
+            node.call("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        deadline = time.monotonic() + READY_S
+        while not all(self._knows_all(node) for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the cluster did not come together")
+            time.sleep(0.05)
+
+    def _knows_all(self, node: RedisServer) -> bool:
+        info = node.call("CLUSTER", "INFO")
+        assert isinstance(info, bytes)
+        lines = info.decode().split()
+        return "cluster_state:ok" in lines and f"cluster_slots_assigned:{SLOTS}" in lines
+
+
+def _free_port_pair() -> int:
+    """A free port whose cluster bus, 10,000 above it, is free as well."""
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", port))
+            two.bind(("127.0.0.1", port + 10_000))
+            return port
+    raise RuntimeError("no free ports")
 
 
 def _free_port() -> int:
