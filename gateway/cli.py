@@ -178,7 +178,7 @@ def _simulate(commands: _Commands) -> None:
         "hash_ids; optional block_size (512), session_id, stop, api_time (s), tenant, model. The\n"
         "gateway writes such a file of your own traffic: see request_log in the configuration.\n\n"
         "A block counts as a hit when it and all blocks before it are there. The optimum knows\n"
-        "the future: no policy can hit more. So does belady, a --policy that may refuse no block.\n\n"
+        "the future: no policy can hit more. So does belady, but it may refuse nothing.\n\n"
         "examples:\n"
         "  headstart simulate --trace FILE --capacity 1M,3M,10M --policy lru --policy gdsf\n"
         "  headstart simulate --trace FILE --capacity 16GiB --token-bytes 128KiB --plot hits.svg\n"

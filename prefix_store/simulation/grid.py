@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import multiprocessing
 import signal
@@ -163,15 +164,16 @@ class _Crew:
         process = self._start_process(
             target=_work, args=(theirs, cell, self._trace, self._settings), daemon=True
         )
-        # Ctrl-C goes to all processes of a terminal; until the child ignores it, it must wait.
+        # Ctrl-C goes to all processes of a terminal. It waits until the child ignores it and we
+        # own the child.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
+            self._running[ours] = number
+            self._processes[ours] = process
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self._running[ours] = number
-        self._processes[ours] = process
 
     def _finish(self, connection: Connection) -> None:
         del self._running[connection]
@@ -181,5 +183,7 @@ class _Crew:
 
 def _work(connection: Connection, cell: Cell, trace: Trace, settings: ReplaySettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
-    connection.send(replay_cell(cell, trace, settings, connection.send))
+    # A broken pipe: the parent is gone, so nobody wants the result.
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(replay_cell(cell, trace, settings, connection.send))
     connection.close()
