@@ -1,10 +1,11 @@
 """The disk tier's backend: one file a record, in a directory that is ours alone.
 
 Reads go through the page cache, straight to their place, from a few threads. Writes do too, unless
-`direct` is set (O_DIRECT). Measured with `python -m bench.disk_io`: direct writes of 1 MiB and more
-are two to three times as fast on a virtual machine whose page cache has to grow for the others, but
-what was written is then read at the disk's speed, a fifth of that of the page cache. Direct reads
-gain less than a third where nothing is cached and lose a factor of three where it is.
+`direct` is set (O_DIRECT). Measured with `python -m bench.disk_io` on a shared virtual machine:
+direct writes were half as fast as plain ones in one run and two to three times as fast (from 1 MiB
+on) in another, and what they wrote is then read at the disk's speed, a half to a fifth of that of
+the page cache. Direct reads gain about a third where nothing is cached and lose up to two thirds
+where it is.
 
 Files are not synced: after a power cut some may be torn, which a read finds and answers with "not
 there". Whatever a process's end interrupts leaves a temporary file, which the next start removes.

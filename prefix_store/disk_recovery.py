@@ -14,7 +14,7 @@ from prefix_store.backend import KeptBlock
 from prefix_store.base import BlockHash
 from prefix_store.disk_file import parse_name, read_block
 
-THREADS = 8
+THREADS = 4
 """That wait for the disk at the same time."""
 
 
