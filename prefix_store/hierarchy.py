@@ -167,6 +167,7 @@ class Hierarchy:
             return
         request.access.stop = Stop(outcome.stop)
         request.access.output_tokens = outcome.output_tokens
+        request.access.ended_s = self._clock()
         if request.last is None:
             return
         self.memory.reconsider(request.last)

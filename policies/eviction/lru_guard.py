@@ -11,6 +11,12 @@ TOLERANCE = 0.002
 GRACE_PROMPTS = 6.0
 """... and so many average prompts, since a hit or a miss comes by whole prompts."""
 
+LESSONS = 4.0
+"""Requested tokens, in capacities of the tier, that the predictions are learned from first."""
+
+TRIAL_PROMPTS = 2.0
+"""So many may be lost again in the next trial, once there is room for it."""
+
 PROMPTS_AVERAGED = 256
 
 MEMORY = 100.0
@@ -37,8 +43,9 @@ class LruGuard:
     cut off at the capacity, tells for each reuse whether LRU would have had it.
 
     The account is discounted with the requested tokens; it is never above zero, so yesterday's
-    gains do not pay for today's losses. Below -TOLERANCE of the requested tokens LRU rules, until
-    discounting has brought the account back to half of that."""
+    gains do not pay for today's losses. When it is overdrawn LRU rules. What may be drawn grows
+    with the requested tokens, so the predictions are tried again from time to time, at a cost of
+    TOLERANCE of the requested tokens in the long run."""
 
     def __init__(self) -> None:
         self._stack: deque[Stacked] = deque()
@@ -108,5 +115,10 @@ class LruGuard:
             self._since_discount = 0
             self._balance *= share
             self._requested *= share
+        if self._requested < LESSONS * self.capacity:
+            self.lru_rules = self.capacity > 0
+            return
         limit = -TOLERANCE * self._requested - GRACE_PROMPTS * self._prompt_tokens
-        self.lru_rules = self._balance < (limit / 2 if self.lru_rules else limit)
+        if self.lru_rules:
+            limit += TRIAL_PROMPTS * self._prompt_tokens
+        self.lru_rules = self._balance < limit

@@ -161,7 +161,8 @@ class Replay:
     def _end_answers(self, now: float) -> None:
         """Tell the policies how the answers ended that have ended by now."""
         while self._pending and self._pending[0][0] <= now:
-            _, _, access, request = heapq.heappop(self._pending)
+            ended_s, _, access, request = heapq.heappop(self._pending)
+            access.ended_s = ended_s
             access.stop = request.stop
             access.output_tokens = request.output_tokens
             for tier in self._tiers:
