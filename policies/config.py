@@ -89,6 +89,8 @@ class DiskTierConfig(LowerTierConfig):
     path: str
     """Made where it is missing; it must be empty or a store's."""
     capacity: Size = Field(default=Size(16 * GIB), ge=MIB)
+    direct: bool = False
+    """Write past the page cache (O_DIRECT): try it where memory is short or writes stall."""
 
 
 class RedisTierConfig(LowerTierConfig):

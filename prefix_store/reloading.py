@@ -8,7 +8,7 @@ from policies.config import StoreConfig
 FIXED = {
     "": ("id", "socket", "events", "events_replay", "lease"),
     "memory": ("capacity", "verify"),
-    "disk": ("path",),
+    "disk": ("path", "direct"),
     "redis": ("url", "timeout"),
 }
 """By tier, the keys that take effect only at the start."""

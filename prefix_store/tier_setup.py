@@ -106,5 +106,7 @@ def tier_stats(tier: LowerTier) -> protocol.TierStats:
 
 def _backend(config: DiskTierConfig | RedisTierConfig, store_id: str) -> Backend:
     if isinstance(config, DiskTierConfig):
-        return DiskBackend(Path(config.path).expanduser(), int(config.capacity))
+        return DiskBackend(
+            Path(config.path).expanduser(), int(config.capacity), direct=config.direct
+        )
     return RedisBackend(config.url, store_id, timeout_s=config.timeout)
