@@ -190,10 +190,12 @@ class MemoryTier:
         *,
         writer: int = 0,
         access: Access = NO_ACCESS,
+        kept_s: float = RESERVATION_S,
     ) -> list[Place | None]:
         """Room for a run of blocks below `parent` (None: the run starts a prompt). None stands for
         a block that is here or being written already, for one that is not admitted and for one
-        that finds no room. `writer` names who asks (see `abandon`)."""
+        that finds no room. `writer` names who asks (see `abandon`); the room is theirs for
+        `kept_s`."""
         places: list[Place | None] = [None] * len(hashes)
         admitted = self._gate.admit(hashes, access)
         self.counters.blocks_refused += len(hashes) - admitted
@@ -215,7 +217,7 @@ class MemoryTier:
                     break
                 ticket = next(self._tickets)
                 self._reservations[ticket] = _Reservation(
-                    writer, block_hash, parent, extent, now + RESERVATION_S, held
+                    writer, block_hash, parent, extent, now + kept_s, held
                 )
                 self._reserved_hashes[block_hash] += 1
                 self._reserved_bytes += extent.num_bytes

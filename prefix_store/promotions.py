@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ class Promotions:
         self._coming: dict[BlockHash, _Coming] = {}
         self._arrivals: dict[int, _Arrival] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def begin(
         self,
@@ -86,8 +88,12 @@ class Promotions:
         where its blocks will lie, as far as there is room."""
         now = self._clock()
         hashes = [block.block_hash for block in blocks]
+        if self._closed:
+            return []
+        # However long a read takes, nobody else may get a place that it writes to: the places are
+        # given back by `_bring`, which always ends, and never expire.
         places = self._memory.reserve(
-            parent, hashes, record_bytes, now, writer=WRITER, access=access
+            parent, hashes, record_bytes, now, writer=WRITER, access=access, kept_s=math.inf
         )
         extents: list[Extent] = []
         own: list[_Coming] = []
@@ -138,7 +144,8 @@ class Promotions:
             del self._arrivals[lease]
 
     async def close(self) -> None:
-        """Give all transfers up."""
+        """Give all transfers up, and begin no more: the arena goes next."""
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
