@@ -65,10 +65,20 @@ class MemoryTierConfig(Settings):
     verify: bool = True
     """Check the payload's checksum at every load (about as fast as the copy itself)."""
 
+    @model_validator(mode="after")
+    def _pins_fit(self) -> MemoryTierConfig:
+        _check_pin_budget(self)
+        return self
+
 
 def pin_budget_of(tier: MemoryTierConfig | LowerTierConfig) -> int:
     """Bytes that pins may hold in a tier."""
     return int(tier.capacity) // 4 if tier.pin_budget is None else int(tier.pin_budget)
+
+
+def _check_pin_budget(tier: MemoryTierConfig | LowerTierConfig) -> None:
+    if tier.pin_budget is not None and tier.pin_budget > tier.capacity:
+        raise ValueError("pin_budget is larger than capacity")
 
 
 class LowerTierConfig(Settings):
@@ -82,11 +92,16 @@ class LowerTierConfig(Settings):
     write: Literal["on_eviction", "on_save"] = "on_eviction"
     """When blocks are offered: as they go from the tier above, or as soon as they are saved."""
 
+    @model_validator(mode="after")
+    def _pins_fit(self) -> LowerTierConfig:
+        _check_pin_budget(self)
+        return self
+
 
 class DiskTierConfig(LowerTierConfig):
     """Files in a directory of this host."""
 
-    path: str
+    path: str = Field(min_length=1)
     """Made where it is missing; it must be empty or a store's."""
     capacity: Size = Field(default=Size(16 * GIB), ge=MIB)
     direct: bool = False
@@ -107,10 +122,10 @@ class RedisTierConfig(LowerTierConfig):
     @field_validator("url")
     @classmethod
     def _redis_url(cls, value: str) -> str:
-        if not re.match(r"^(rediss?(\+cluster)?|unix)://.", value):
+        if not re.match(r"^(rediss?(\+cluster)?://[^/?]+(/\d*)?(\?.*)?|unix://.+)$", value):
             raise ValueError(
                 "not a Redis URL, such as redis://127.0.0.1:6379/0, rediss://, unix:// or "
-                "redis+cluster://"
+                "redis+cluster://; behind the host only the number of the database"
             )
         return value
 

@@ -20,6 +20,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     OutOfMemoryError,
+    RedisClusterException,
     RedisError,
     ResponseError,
 )
@@ -39,6 +40,9 @@ MIN_CONNECT_S = 0.05
 SMALL_AT_ONCE = 16
 TRANSFERS_AT_ONCE = 4
 """Rounds that carry records: a slow link is shared by few, so each of them gets on."""
+
+_FAULTS = (RedisError, RedisClusterException, OSError)
+"""RedisClusterException (no node of a cluster can be reached) is no RedisError in redis-py."""
 
 _LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError, OSError)
 
@@ -124,7 +128,7 @@ class RedisLink:
         except (TimeoutError, RedisTimeoutError):
             self._timed_out(budget_s)
             return None
-        except (RedisError, OSError) as error:
+        except _FAULTS as error:
             self._failed(error)
             return None
         return self._sorted_out(answers)
@@ -209,7 +213,7 @@ class RedisLink:
                     await fresh.ping(target_nodes=RedisCluster.PRIMARIES)
                 else:
                     await fresh.ping()
-        except (RedisError, OSError, TimeoutError) as error:
+        except (*_FAULTS, TimeoutError) as error:
             self._log.unreachable(_words(error))
             self._breaker.failed(time.monotonic())
             await self._disconnect(fresh)
@@ -234,7 +238,10 @@ class RedisLink:
                 return RedisCluster.from_url(
                     url, max_connections=2 * SMALL_AT_ONCE, require_full_coverage=False, **options
                 )
-            return Redis.from_url(self._url, **options)
+            client = Redis.from_url(self._url, **options)
+            # Finds unknown options in the URL.
+            client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+            return client
         except (ValueError, TypeError, RedisError) as error:
             # Its text may quote a part of the password, so it is not passed on.
             raise StoreError(
@@ -243,7 +250,7 @@ class RedisLink:
             ) from None
 
     async def _disconnect(self, client: Redis | RedisCluster) -> None:
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
+        with contextlib.suppress(*_FAULTS, TimeoutError):
             async with asyncio.timeout(1.0):
                 await client.aclose()
 

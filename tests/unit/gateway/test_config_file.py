@@ -90,6 +90,100 @@ MISTAKES = {
         "f line 3: store.lease: stands twice (first in line 2); remove one",
     ),
     "not yaml": ("store: [1", "f line 1: not valid YAML: expected ',' or ']'"),
+    "disk without a path": (
+        "store:\n  disk:\n    capacity: 1GiB\n",
+        "f line 2: store.disk.path: is missing",
+    ),
+    "disk with an empty path": (
+        "store:\n  disk:\n    path: ''\n",
+        "f line 3: store.disk.path: must be text that is not empty, not ''",
+    ),
+    "when to write": (
+        "store:\n  disk:\n    path: /a\n    write: always\n",
+        "f line 4: store.disk.write: must be 'on_eviction' or 'on_save', not 'always'",
+    ),
+    "no redis url": (
+        "store:\n  redis:\n    url: http://u:secret@h\n",
+        "f line 3: store.redis.url: not a Redis URL, such as redis://127.0.0.1:6379/0, rediss://,",
+    ),
+    "redis database by name": (
+        "store:\n  redis:\n    url: redis://h:6379/one\n",
+        "f line 3: store.redis.url: not a Redis URL",
+    ),
+    "duration out of range": (
+        "store: {redis: {timeout: 1m}}",
+        "f line 1: store.redis.timeout: must be at most 10s, not '1m'",
+    ),
+    "size out of range": (
+        "store:\n  memory:\n    capacity: 4KiB\n",
+        "f line 3: store.memory.capacity: must be at least 1MiB, not '4KiB'",
+    ),
+    "pins larger than the tier": (
+        "store:\n  disk:\n    path: /a\n    capacity: 1GiB\n    pin_budget: 2GiB\n",
+        "f line 2: store.disk: pin_budget is larger than capacity",
+    ),
+    "pin without ttl": (
+        "store:\n  retention:\n    - {ttl: 1h}\n    - match: {tenant: a}\n      pin: true\n",
+        "f line 4: store.retention[1]: pin needs a ttl: pins that never end",
+    ),
+    "rule that says nothing": (
+        "store: {retention: [{match: {tenant: a}}]}",
+        "f line 1: store.retention[0]: the rule says nothing: give ttl, priority or pin",
+    ),
+    "typo in a match": (
+        "store:\n  retention:\n    - ttl: 1h\n      match:\n        tenants: a\n",
+        'f line 5: store.retention[0].match.tenants: unknown key; did you mean "tenant"?',
+    ),
+    "rule without a list": (
+        "store: {retention: {ttl: 1h}}",
+        "f line 1: store.retention: must be a list, not {'ttl': '1h'}",
+    ),
+    "unknown loading": (
+        "store:\n  loading:\n    kind: fastest\n",
+        "f line 3: store.loading.kind: 'fastest' is unknown; use one of: always, "
+        "faster_than_recompute, never",
+    ),
+    "unknown admission": (
+        "store:\n  memory:\n    admission:\n      kind: secnd_use\n",
+        "f line 4: store.memory.admission.kind: 'secnd_use' is unknown; use one of: always, "
+        "min_tokens, never, second_use",
+    ),
+    "unknown admission in a list": (
+        "store:\n  memory:\n    admission:\n      - {kind: always}\n      - kind: min_token\n",
+        "f line 5: store.memory.admission[1].kind: 'min_token' is unknown; use one of: always",
+    ),
+    "typo in an admission": (
+        "store: {memory: {admission: {kind: second_use, rember: 4}}}",
+        'f line 1: store.memory.admission.rember: unknown key; did you mean "remember"?',
+    ),
+    "typo in an admission in a list": (
+        "store:\n  memory:\n    admission:\n      - kind: second_use\n        rember: 4\n",
+        'f line 5: store.memory.admission[0].rember: unknown key; did you mean "remember"?',
+    ),
+    "admission out of range in a list": (
+        "store: {memory: {admission: [{kind: second_use, remember: 20000000}]}}",
+        "f line 1: store.memory.admission[0].remember: must be at most 10,000,000, not 20000000",
+    ),
+    "admission without kind": (
+        "store: {memory: {admission: {}}}",
+        "f line 1: store.memory.admission.kind: is missing; use one of: always",
+    ),
+    "no admission": (
+        "store: {memory: {admission: []}}",
+        "f line 1: store.memory.admission: needs at least 1 entry, not []",
+    ),
+    "kind without its key": (
+        "store: {memory: {admission: [second_use]}}",
+        "f line 1: store.memory.admission[0]: needs a kind: write {kind: second_use}, not 's",
+    ),
+    "unknown kind without its key": (
+        "store:\n  memory:\n    eviction: lfu\n",
+        "f line 3: store.memory.eviction: needs a kind: write {kind: arc}, not 'lfu'",
+    ),
+    "engine as text": (
+        "engines: [vllm]",
+        "f line 1: engines[0]: must be a mapping of keys to values, not 'vllm'",
+    ),
     "python object": (
         "listen: !!python/object/apply:os.system [x]",
         "f line 1: not valid YAML: could not determine a constructor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import ssl
@@ -15,7 +16,7 @@ from redis_blocks import chain, hashes_of, read_back, redis_backend, until
 from redis_server import RedisCluster, RedisServer, installed_servers
 from slow_proxy import SlowProxy
 
-from prefix_store.base import StoreError
+from prefix_store.base import StoreError, StoreUnavailableError
 from prefix_store.redis_backend import RedisBackend
 
 SHORT_S = 0.15
@@ -233,6 +234,38 @@ async def test_a_unix_socket_works(binary: Path, tmp_path: Path) -> None:
             assert all(await read_back(backend, records))
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+async def test_a_server_that_is_away_at_the_start_is_no_fault_of_the_store(
+    scheme: str,
+) -> None:
+    """It is looked for again later, and the probing does not die of it."""
+    backend = RedisBackend(f"{scheme}://127.0.0.1:1", "s", timeout_s=0.05)
+    try:
+        with pytest.raises(StoreUnavailableError):
+            await backend.recover()
+        healing = backend._link._healing
+        await asyncio.sleep(0.5)
+        assert healing is None or not healing.done()
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h?foo=1",
+        "redis+cluster://h?foo=1",
+        "redis://h:99999",
+        "redis://h:x",
+        "redis://h?db=x",
+    ],
+)
+def test_an_impossible_url_is_refused_at_the_start(url: str) -> None:
+    """Not at the first round, and without the password."""
+    with pytest.raises(StoreError, match=r"store\.redis\.url is not usable"):
+        RedisBackend(url, "s", timeout_s=0.05)
 
 
 async def test_a_cluster_keeps_blocks_on_all_its_nodes(
