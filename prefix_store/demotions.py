@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from prefix_store.base import BlockHash
 from prefix_store.index import Node
-from prefix_store.lower_tier import LowerTier, Offer
+from prefix_store.lower_tier import NOTHING, LowerTier, Offer
 from prefix_store.memory_tier import MemoryTier, StoredBlock
 from prefix_store.record import read_header
 
@@ -117,19 +117,25 @@ class Demotions:
                 await tier.probe()
 
     async def _copy(self, node: Node[StoredBlock], tier: LowerTier) -> None:
-        """Offer a block and its ancestors, all of which memory has."""
+        """Offer a block and its ancestors, all of which memory has. Only what the tier lacks is
+        held and looked at: chains are long."""
         chain: list[Node[StoredBlock]] = []
         above: Node[StoredBlock] | None = node
         while above is not None:
             chain.append(above)
             above = above.parent
         chain.reverse()
-        self._memory.hold(chain)
+        wanted = tier.wanted([each.hash for each in chain], node.access)
+        if not wanted:
+            return
+        held = chain[wanted.start :]
+        self._memory.hold(held)
         try:
-            offers = [self._offer(each) for each in chain]
+            offers = [_known(each) for each in chain[: wanted.start]]
+            offers += [self._offer(each) for each in held]
             await tier.keep(offers, node.access)
         finally:
-            self._memory.let_go(chain)
+            self._memory.let_go(held)
 
     def _offer(self, node: Node[StoredBlock]) -> Offer:
         data = self._memory.record(node)
@@ -137,3 +143,9 @@ class Demotions:
         tokens = header.token_ids if header is not None else b""
         parent = node.parent.hash if node.parent is not None else None
         return Offer(node.hash, parent, tokens, node.value.salt, data)
+
+
+def _known(node: Node[StoredBlock]) -> Offer:
+    """Of a block that the tier has."""
+    parent = node.parent.hash if node.parent is not None else None
+    return Offer(node.hash, parent, b"", node.value.salt, NOTHING)

@@ -7,10 +7,12 @@ block comes with the ancestors that are not here yet, and tails go first.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from policies.access import Access
 from policies.admission import AdmissionGate
@@ -20,10 +22,15 @@ from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.events import KVEvent
 from prefix_store.index import Eviction, Node, RadixIndex
 from prefix_store.pins import Pins, order_by
+from prefix_store.record import read_header
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NOTHING = memoryview(b"")
 
 SLICE_BYTES = 4 * 1024**2
 """Written and read at a time: small enough that what has come can be used meanwhile."""
@@ -38,6 +45,7 @@ class Offer:
     token_ids: bytes
     salt: str
     data: memoryview
+    """Empty for a block that is not to be written, since the tier has it."""
 
     def kept(self, num_bytes: int) -> KeptBlock:
         """For a catalogue."""
@@ -102,6 +110,7 @@ class LowerTier:
         self.read_at = float("-inf")
         self.ready = False
         """Whether it has started; before that it keeps nothing."""
+        self._is_late = False
 
     def __len__(self) -> int:
         return len(self._index)
@@ -118,7 +127,13 @@ class LowerTier:
         return self._backend.breaker
 
     @property
+    def is_up(self) -> bool:
+        """Whether the medium is asked at all now."""
+        return self._backend.breaker in ("", "closed")
+
+    @property
     def used_bytes(self) -> int:
+        """Of the catalogue, and of what is being removed."""
         return self._room.used_bytes
 
     @property
@@ -137,13 +152,16 @@ class LowerTier:
             recovered = await self._backend.recover()
         except StoreUnavailableError as error:
             logger.warning("%s", error)
+            self._is_late = True
             return
         self.ready = True
-        for block in recovered:
-            self._enter(block, Access())
-        while self.free_bytes < 0:
-            if not await self._evict_one(pass_on=False):
-                break
+        nodes = [self._enter(block, Access()) for block in recovered]
+        if self._is_late:  # whoever follows the events has his picture of the store already
+            self._publish(self.events_of(nodes))
+        async with self._keeping:
+            while self.free_bytes < 0:
+                if not await self._evict_one(pass_on=False):
+                    break
         if recovered:
             logger.info("%s: %d blocks are back", self.settings.name, len(self._index))
 
@@ -163,10 +181,21 @@ class LowerTier:
         """How much of a prefix is there, whoever wrote it."""
         return await self._backend.count(hashes)
 
+    def wanted(self, hashes: Sequence[BlockHash], access: Access) -> range:
+        """Which blocks of a run that starts a prompt `keep` would try to take in now."""
+        known = len(self._index.match(hashes))
+        if known == len(hashes) or not (self.ready and self.is_up):
+            return range(known, known)
+        admitted = self.gate.admit(hashes, access)
+        if admitted <= known:
+            self.counters.blocks_refused += len(hashes) - known
+        return range(known, max(known, admitted))
+
     async def keep(self, offers: Sequence[Offer], access: Access) -> int:
         """Take in a run that starts a prompt, as far as it is admitted and there is room; returns
-        how many of its blocks are here afterwards."""
-        if not self.ready:
+        how many of its blocks are here afterwards. Nothing goes to make room while the medium
+        does not work."""
+        if not (self.ready and self.is_up):
             return 0
         async with self._keeping:
             known = self._index.match([offer.block_hash for offer in offers])
@@ -175,11 +204,11 @@ class LowerTier:
                 return len(known)
             admitted = self.gate.admit([offer.block_hash for offer in offers], access)
             self.counters.blocks_refused += len(offers) - max(admitted, len(known))
-            missing = missing[: max(0, admitted - len(known))]
+            missing = _with_data(missing[: max(0, admitted - len(known))])
             held = list(known)
             self._index.lease(held)
             try:
-                for batch in _slices(missing):
+                for batch in _slices(missing, _data_bytes):
                     written = await self._write(batch, access)
                     self._index.lease(written)
                     held += written
@@ -192,18 +221,25 @@ class LowerTier:
     async def read(
         self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
     ) -> list[KeptBlock | None]:
-        """Read and check records. What is not there any more leaves the catalogue."""
+        """Read and check records. What is not there any more leaves the catalogue; but a shared
+        medium that does not answer has lost nothing."""
         held = [node for node in map(self._index.get, hashes) if node is not None]
         self._index.lease(held)
+        faults = self._backend.faults
         began = time.perf_counter()
         try:
             blocks = await self._backend.read(hashes, into)
+        except asyncio.CancelledError:
+            self._was_given_up(sum(map(len, into)), time.perf_counter() - began)
+            raise
         finally:
             self._index.release(held)
         self.read_at = self._clock()
         num_bytes = sum(len(view) for block, view in zip(blocks, into, strict=True) if block)
         self.reads.observe(num_bytes, time.perf_counter() - began)
         self.counters.bytes_read += num_bytes
+        if self.settings.shared and not (self.is_up and self._backend.faults == faults):
+            return blocks
         for block_hash, block in zip(hashes, blocks, strict=True):
             if block is None:
                 await self.drop(block_hash)
@@ -212,18 +248,14 @@ class LowerTier:
     async def drop(self, block_hash: BlockHash, reason: Removal = Removal.CORRUPT) -> None:
         """Take a block and what hangs below it out."""
         gone = self._index.remove(block_hash)
-        if gone:
-            self._left(gone, reason)
-            await self._backend.remove([node.hash for node in gone])
+        await self._take_out(gone, reason)
 
     async def clear(self) -> int:
         """Take everything out that nobody reads or writes."""
         gone: list[Node[KeptBlock]] = []
         while (node := self._index.evict(self._clock())) is not None:
             gone.append(node)
-        if gone:
-            self._left(gone, Removal.CLEARED)
-            await self._backend.remove([node.hash for node in gone])
+        await self._take_out(gone, Removal.CLEARED)
         return len(gone)
 
     def load_s(self, num_bytes: int) -> float | None:
@@ -286,13 +318,15 @@ class LowerTier:
             self.writes.observe(num_bytes, time.perf_counter() - began)
             self.counters.bytes_written += num_bytes
             for record, ok in zip(outgoing, written, strict=True):
-                if not ok:
+                if not ok or not self._has_parent(record.block):
                     break
                 entered.append(self._enter(record.block, access))
+                self._room.reserved_bytes -= record.block.num_bytes
             strays = [r.block.block_hash for r, ok in zip(outgoing, written, strict=True) if ok]
             await self._backend.remove(strays[len(entered) :])
         finally:
-            self._room.reserved_bytes -= sum(record.block.num_bytes for record in outgoing)
+            rest = outgoing[len(entered) :]
+            self._room.reserved_bytes -= sum(record.block.num_bytes for record in rest)
         if entered:
             self.counters.blocks_stored += len(entered)
             announced = [_announced(node) for node in entered]
@@ -321,11 +355,9 @@ class LowerTier:
                 await self._pass_on(node, self._below)
             finally:
                 self._index.release([node])
-        if node.leases or not node.is_leaf:  # somebody uses it since
-            return True
-        gone = self._index.remove(node.hash)
-        self._left(gone, Removal.CAPACITY)
-        await self._backend.remove([each.hash for each in gone])
+        if node.leases or not node.is_leaf or self._index.get(node.hash) is not node:
+            return True  # somebody uses it since, or it is gone
+        await self._take_out(self._index.remove(node.hash), Removal.CAPACITY)
         return True
 
     async def _pass_on(self, node: Node[KeptBlock], below: LowerTier) -> None:
@@ -336,19 +368,27 @@ class LowerTier:
             chain.append(above)
             above = above.parent
         chain.reverse()
-        hashes = [each.hash for each in chain]
-        missing = [i for i, block_hash in enumerate(hashes) if block_hash not in below]
-        if below.gate.admit(hashes, node.access) <= missing[0]:
-            return
-        views = [memoryview(bytearray(each.value.record_bytes)) for each in chain]
-        first = missing[0]
-        blocks = await self._backend.read(hashes[first:], views[first:])
-        whole = first + next((i for i, b in enumerate(blocks) if b is None), len(blocks))
-        offers = [
-            Offer(b.block_hash, b.parent, b.token_ids, b.salt, view)
-            for b, view in zip([each.value for each in chain], views, strict=True)
-        ]
-        await below.keep(offers[:whole], node.access)
+        wanted = below.wanted([each.hash for each in chain], node.access)
+        num_below = wanted.start
+        for batch in _slices(chain[wanted.start : wanted.stop], _record_bytes):
+            views = [memoryview(bytearray(each.value.record_bytes)) for each in batch]
+            blocks = await self._backend.read([each.hash for each in batch], views)
+            whole = next((i for i, b in enumerate(blocks) if b is None), len(blocks))
+            offers = [_offer(each, NOTHING) for each in chain[:num_below]]
+            offers += list(map(_offer, batch[:whole], views))
+            num_below += whole
+            if await below.keep(offers, node.access) < num_below or whole < len(batch):
+                return
+
+    def _was_given_up(self, num_bytes: int, seconds: float) -> None:
+        """A read that took so long, at least: whoever gave it up shall not try the same again."""
+        expected = self.load_s(num_bytes)
+        if expected is None or seconds > expected:
+            self.reads.observe(num_bytes, seconds)
+
+    def _has_parent(self, block: KeptBlock) -> bool:
+        """It may have been dropped while its child was written."""
+        return block.parent is None or block.parent in self._index
 
     def _enter(self, block: KeptBlock, access: Access) -> Node[KeptBlock]:
         node = self._index.insert(
@@ -358,11 +398,17 @@ class LowerTier:
         self._room.used_bytes += block.num_bytes
         return node
 
-    def _left(self, gone: Sequence[Node[KeptBlock]], reason: Removal) -> None:
-        self._room.used_bytes -= sum(node.value.num_bytes for node in gone)
+    async def _take_out(self, gone: Sequence[Node[KeptBlock]], reason: Removal) -> None:
+        """Remove what has left the catalogue; its room stays taken until that is done."""
+        if not gone:
+            return
         self.counters.removals[reason] += len(gone)
         hashes = [node.hash for node in gone]
         self._publish([removed_event(hashes, self.settings.medium)])
+        try:
+            await self._backend.remove(hashes)
+        finally:
+            self._room.used_bytes -= sum(node.value.num_bytes for node in gone)
 
 
 def _announced(node: Node[KeptBlock]) -> Announced:
@@ -370,14 +416,34 @@ def _announced(node: Node[KeptBlock]) -> Announced:
     return Announced(block.block_hash, block.parent, block.token_ids, block.salt)
 
 
-def _slices(offers: Sequence[Offer]) -> list[list[Offer]]:
-    """Batches of about SLICE_BYTES, at least one block each."""
-    result: list[list[Offer]] = []
+def _offer(node: Node[KeptBlock], data: memoryview) -> Offer:
+    block = node.value
+    header = None if block.token_ids else read_header(data)
+    tokens = header.token_ids if header is not None else block.token_ids
+    return Offer(block.block_hash, block.parent, tokens, block.salt, data)
+
+
+def _record_bytes(node: Node[KeptBlock]) -> int:
+    return node.value.record_bytes
+
+
+def _data_bytes(offer: Offer) -> int:
+    return len(offer.data)
+
+
+def _with_data(offers: Sequence[Offer]) -> list[Offer]:
+    """The leading offers that can be written."""
+    return list(itertools.takewhile(lambda offer: len(offer.data) > 0, offers))
+
+
+def _slices(items: Sequence[T], size_of: Callable[[T], int]) -> list[list[T]]:
+    """Batches of about SLICE_BYTES, at least one item each."""
+    result: list[list[T]] = []
     size = SLICE_BYTES
-    for offer in offers:
+    for item in items:
         if size >= SLICE_BYTES:
             result.append([])
             size = 0
-        result[-1].append(offer)
-        size += len(offer.data)
+        result[-1].append(item)
+        size += size_of(item)
     return result
