@@ -129,6 +129,24 @@ def test_configuration_fits_the_services() -> None:
     assert config.store.memory.capacity + 256 * 2**20 <= limit
 
 
+def test_tiers_fit_the_services() -> None:
+    """The disk tier lies in a volume of the store alone; Redis evicts nothing by itself and has
+    room for what the store may keep there."""
+    store = load_config(ROOT / "examples/compose.yaml").store
+    assert store is not None
+    assert store.disk is not None
+    assert store.redis is not None
+    mounts = dict(volume.split(":")[:2] for volume in SERVICES["store"]["volumes"])
+    assert Path(store.disk.path).is_relative_to(mounts["blocks"])
+    users = [name for name in SERVICES if "blocks" in str(SERVICES[name].get("volumes"))]
+    assert users == ["store"]
+    assert store.redis.url == "redis://redis:6379/0"
+    command = SERVICES["redis"]["command"]
+    limit = int(command[command.index("--maxmemory") + 1].removesuffix("gb")) * 2**30
+    assert store.redis.capacity <= 0.75 * limit
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+
+
 def test_prometheus_asks_gateway_and_engine() -> None:
     """By the names and ports of the services."""
     scraped = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
