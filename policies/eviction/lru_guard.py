@@ -53,6 +53,7 @@ class LruGuard:
         self._swept = 0
         self._balance = 0.0
         self._requested = 0.0
+        self._lessons = 0
         self._prompts = 0
         self._prompt_tokens = 0.0
         self._since_discount = 0
@@ -109,13 +110,14 @@ class LruGuard:
     def requested(self, tokens: int) -> None:
         """Tokens were asked for, found or not."""
         self._requested += tokens
+        self._lessons += tokens
         self._since_discount += tokens
         if self._since_discount > STEP * MEMORY * self.capacity > 0:
             share = 0.5 ** (self._since_discount / (MEMORY * self.capacity))
             self._since_discount = 0
             self._balance *= share
             self._requested *= share
-        if self._requested < LESSONS * self.capacity:
+        if self._lessons < LESSONS * self.capacity:
             self.lru_rules = self.capacity > 0
             return
         limit = -TOLERANCE * self._requested - GRACE_PROMPTS * self._prompt_tokens

@@ -88,6 +88,11 @@ class Run:
     ghost: Ghost | None = None
     """The last one of its blocks that left."""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is anything to watch."""
+        return self.tokens > 0 or bool(self.candidates)
+
     def grow(self, tokens: int, now: float) -> None:
         """More blocks belong to it."""
         self.tokens += tokens

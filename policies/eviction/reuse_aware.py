@@ -30,6 +30,8 @@ from policies.eviction.request_runs import (
 MAX_REQUESTS = 512
 """Requests whose prompts may still be coming in."""
 
+MIN_TIMERS = 1024
+
 GHOSTS = 1024
 """Runs that have left and are remembered, beside twice as many as there are blocks."""
 
@@ -50,6 +52,7 @@ class ReuseAwareQueue(Generic[B]):
         """By the identity of their access, which they keep alive; the newest last."""
         self._ghosts: dict[bytes, Ghost] = {}
         self._timers: list[tuple[float, int, Watch]] = []
+        self._timer_limit = MIN_TIMERS
         self._serial = 0
         self._now = 0.0
         self._blocks = 0
@@ -284,7 +287,7 @@ class ReuseAwareQueue(Generic[B]):
             watch = heapq.heappop(self._timers)[2]
             watch.timed = False
             run = watch.run
-            if not run.tokens and not run.candidates:
+            if not run.is_live:
                 continue
             watch.advance()
             self._notice(run.request)
@@ -298,6 +301,19 @@ class ReuseAwareQueue(Generic[B]):
         watch.timed = True
         self._serial += 1
         heapq.heappush(self._timers, (watch.due_s, self._serial, watch))
+        if len(self._timers) > self._timer_limit:
+            self._drop_idle_timers()
+
+    def _drop_idle_timers(self) -> None:
+        kept: list[tuple[float, int, Watch]] = []
+        for timer in self._timers:
+            watch = timer[2]
+            watch.timed = watch.run.is_live
+            if watch.timed:
+                kept.append(timer)
+        heapq.heapify(kept)
+        self._timers = kept
+        self._timer_limit = max(MIN_TIMERS, 2 * len(kept))
 
     def _move(self, watch: Watch) -> None:
         for block in watch.run.candidates:
