@@ -93,6 +93,8 @@ class Hierarchy:
         """The run of a prefix over all tiers."""
         now = self._clock()
         hashes = protocol.split_hashes(asked.hashes)
+        if self._lookups.is_waiting(asked.request, hashes):
+            return protocol.Matched(0, 0, [], pending=True)  # engines ask at each step
         access = self._access(asked, now)
         run = self.memory.match(hashes, asked.lease_from, now, access)
         last = hashes[run.num_blocks - 1] if run.num_blocks else None
@@ -246,6 +248,8 @@ class Hierarchy:
             reached = start + len(found)
             if reached == len(hashes):
                 break
+            if not tier.is_up:
+                continue
             end = tier.match(hashes, access)
             if tier.settings.shared and end < len(hashes):
                 there = self._lookups.ask(request, tier, hashes)
