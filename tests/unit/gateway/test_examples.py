@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import yaml
 from store_engine import Engine, Prompt
 
-from gateway.config_file import load_config
+from gateway.config_file import load_config, parse_config
 from policies.config import EngineConfig, HeadstartConfig
 from prefix_store.client import StoreClient
 
@@ -61,6 +63,15 @@ def test_the_example_of_tiers_names_every_kind_of_decision() -> None:
     for tier in (store.memory, store.disk, store.redis):
         assert tier is not None
         assert tier.model_fields_set >= {"capacity", "eviction", "admission"}
+
+
+def test_the_readme_shows_a_configuration_that_is_valid() -> None:
+    """It is what people paste first."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    (snippet,) = re.findall(r"^    store:\n(?:     +.+\n)+", readme, re.MULTILINE)
+    store = parse_config(textwrap.dedent(snippet), source="README.md").store
+    assert store is not None
+    assert store.redis is not None
 
 
 def test_engines_on_one_host_have_ports_of_their_own() -> None:

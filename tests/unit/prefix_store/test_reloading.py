@@ -37,6 +37,7 @@ FIXED_KEYS = {
     "store.memory.capacity": {"memory": {"capacity": "4GiB"}},
     "store.memory.verify": {"memory": {"verify": False}},
     "store.disk.path": {"disk": DISK | {"path": "/b"}},
+    "store.disk.direct": {"disk": DISK | {"direct": True}},
     "store.redis.url": {"redis": {"url": "redis://other:1/0"}},
     "store.redis.timeout": {"redis": REDIS | {"timeout": "1s"}},
     "store.disk": {"disk": None},
