@@ -95,17 +95,15 @@ async def _run(config: HeadstartConfig, parts: Parts, path: Path | None = None) 
             await asyncio.to_thread(stack.check_engine, engine)
     try:
         async with Children() as children, AsyncExitStack() as kept:
+            watch = ConfigWatch(path, _check_only, _log_refusal)
             if parts.store:
-                logger.info("starting the store (log: %s/store.log)", stack.log_dir)
                 watch = ConfigWatch(path, stack.hand_to_store, stack.refuse_reload)
+                logger.info("starting the store (log: %s/store.log)", stack.log_dir)
                 store = await stack.start_store(children)
                 await run_in_background(
-                    kept,
-                    {
-                        "keeping the store": partial(stack.keep_store, children, store),
-                        "watching the configuration": watch.run,
-                    },
+                    kept, {"keeping the store": partial(stack.keep_store, children, store)}
                 )
+            await run_in_background(kept, {"watching the configuration": watch.run})
             started = await _start_engines(stack, children) if parts.engines else []
             await run_in_background(
                 kept,

@@ -6,13 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import TypeAdapter
 from store_engine import SHAPE, Engine, Prompt, prompts
 
 from policies.access import Access, Retention
-from policies.eviction import FifoEviction, LruEviction
+from policies.eviction import Eviction, FifoEviction, LruEviction
 from policies.eviction.retained import Retained
 from prefix_store import protocol
 from prefix_store.base import BlockHash
@@ -208,6 +209,28 @@ def test_after_their_ttl_blocks_are_the_first_to_go(start: Any) -> None:
 PINNED = Access(time_s=0.0, session="a", retention=Retention(ttl_s=100.0, pin=True))
 
 
+KINDS = sorted(each.model_fields["kind"].default for each in get_args(get_args(Eviction)[0]))
+
+
+def eviction_of(kind: str) -> Any:
+    return TypeAdapter(Eviction).validate_python({"kind": kind})
+
+
+def add_chain(index: RadixIndex[int], chain: int, count: int) -> None:
+    parent = None
+    for i in range(count):
+        block = BlockHash(bytes([200, chain, i]) * 5)
+        index.insert(
+            parent,
+            block,
+            100 + 10 * chain + i,
+            access=Access(time_s=0.1),
+            num_tokens=8,
+            num_bytes=10,
+        )
+        parent = block
+
+
 def pinned_index(count: int) -> RadixIndex[int]:
     index: RadixIndex[int] = RadixIndex(Retained(LruEviction(), 10 * count))
     for number in range(count):
@@ -228,6 +251,24 @@ def test_another_eviction_keeps_the_pins_and_their_owners() -> None:
     order_by(index, Retained(FifoEviction(), 20), 1.0)
     assert groups(index) == before
     assert index.evict(1.0) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_takes_over_pins_and_blocks_from_every_other(kind: str) -> None:
+    """Whatever ordered them before: pins stay, the rest goes, children before their parents."""
+    index = pinned_index(2)
+    for name in KINDS:
+        add_chain(index, KINDS.index(name), 4)
+        order_by(index, Retained(eviction_of(name), 20), 1.0)
+    order_by(index, Retained(eviction_of(kind), 20), 1.0)
+    gone = []
+    while (node := index.evict(1.0)) is not None:
+        gone.append(node.value)
+    assert sorted(gone) == sorted(100 + 10 * c + i for c in range(len(KINDS)) for i in range(4))
+    for chain in range(len(KINDS)):
+        values = [value for value in gone if value // 10 == 10 + chain]
+        assert values == sorted(values, reverse=True)
+    assert [group.num_blocks for group in groups(index)] == [2]
 
 
 def test_revoked_pins_stay_revoked_under_another_eviction() -> None:
