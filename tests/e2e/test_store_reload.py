@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_server import RedisServer, installed_servers
 from store_engine import Engine, Prompt, prompts
 
 from engine_adapter.vllm_build import Platform, VllmBuild
@@ -139,6 +141,32 @@ def test_new_policies_apply_and_blocks_stay(store: StoreProcess) -> None:
     assert engine.resident(late) == 0
     assert engine.resident(kept[1]) == BLOCKS
     assert pinned_in_memory(engine) == ["doc"]
+
+
+def test_the_share_of_redis_shrinks_and_grows(store: StoreProcess) -> None:
+    """What no longer fits leaves the server; memory keeps everything."""
+    servers = installed_servers()
+    if not servers:
+        pytest.skip("no Redis server for this Python")
+    with contextlib.closing(RedisServer(next(iter(servers.values())))) as server:
+        redis = {"url": server.url, "write": "on_save", "timeout": "2s"}
+        store.write(redis=redis | {"capacity": "8MiB"})
+        engine = store.start()
+        for prompt in prompts(6):
+            engine.serve(prompt)
+        engine.await_stats(lambda stats: stats.tiers[1].blocks == 6 * BLOCKS)
+        store.write(redis=redis | {"capacity": "1MiB", "eviction": {"kind": "fifo"}})
+        in_force = policies_when(engine, lambda policies: policies.reloads == 1)
+        assert (in_force.error, in_force.needs_restart) == ("", [])
+        tier = engine.tier("redis")
+        assert 0 < tier.blocks < 2 * BLOCKS
+        assert tier.used_bytes <= tier.capacity_bytes == 2**20
+        assert server.call("DBSIZE") == tier.blocks + 1  # the references
+        assert engine.client.stats().blocks == 6 * BLOCKS
+        store.write(redis=redis | {"capacity": "8MiB"})
+        policies_when(engine, lambda policies: policies.reloads == 2)
+        engine.serve(Prompt(900, BLOCKS))
+        engine.await_stats(lambda stats: stats.tiers[1].blocks == tier.blocks + BLOCKS)
 
 
 def test_a_bad_file_is_refused_and_the_old_settings_stay(store: StoreProcess) -> None:
