@@ -19,6 +19,7 @@ from gateway.local_http import is_healthy, request
 from policies.config import EngineConfig, HeadstartConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
+from prefix_store.protocol import MAX_REASON_CHARS
 from prefix_store.reloading import applicable
 from prefix_store.runtime_dir import RuntimePaths
 
@@ -149,7 +150,7 @@ def _in_thread(answer: Callable[[], bool]) -> Probe:
 def _tell_store(socket: Path, reason: str) -> None:
     client = StoreClient.connect(socket, client="gateway")
     try:
-        client.reload_refused(reason)
+        client.reload_refused(reason[:MAX_REASON_CHARS])
     finally:
         client.close()
 

@@ -15,6 +15,9 @@ from prefix_store.events import BlocksLoaded
 VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024**2
 
+MAX_REASON_CHARS = 4096
+"""Kept of what is wrong with a configuration: it goes out with every answer to GetStats."""
+
 
 class Hello(msgspec.Struct, tag=True):
     """First message of a client."""

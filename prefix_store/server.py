@@ -142,7 +142,9 @@ class StoreServer:
     async def refuse_reload(self, reason: str) -> None:
         """The newest configuration cannot be used: the old one stays in force."""
         self._policies = msgspec.structs.replace(
-            self._policies, error=reason, refused=self._policies.refused + 1
+            self._policies,
+            error=reason[: protocol.MAX_REASON_CHARS],
+            refused=self._policies.refused + 1,
         )
         logger.error("the configuration is not taken, the old one stays: %s", reason)
 

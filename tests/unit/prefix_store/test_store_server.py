@@ -228,3 +228,12 @@ def test_a_link_finds_a_store_that_comes_later_and_one_that_comes_back(
     assert second is not None
     assert second.welcome.incarnation != first.welcome.incarnation
     link.close()
+
+
+def test_a_long_reason_for_refusing_a_configuration_is_cut(start_store: Any) -> None:
+    """A file may have a mistake in each of its lines; the statistics stay small."""
+    client = StoreClient.connect(start_store().socket, timeout_s=5)
+    client.reload_refused("x" * 1_000_000)
+    policies = client.stats().policies
+    assert (policies.error, policies.refused) == ("x" * protocol.MAX_REASON_CHARS, 1)
+    client.close()
