@@ -37,6 +37,7 @@ MIN_BYTES_PER_S = 1_000_000
 """A transfer that is slower than this is taken for a hang."""
 
 MIN_CONNECT_S = 0.05
+CLOSE_GRACE_S = 0.05
 SMALL_AT_ONCE = 16
 TRANSFERS_AT_ONCE = 4
 """Rounds that carry records: a slow link is shared by few, so each of them gets on."""
@@ -92,6 +93,8 @@ class RedisLink:
             await asyncio.gather(self._healing, return_exceptions=True)
             self._healing = None
         await self._disconnect(self._client)
+        # Connections that were given up in the middle still send what they had begun.
+        await asyncio.sleep(CLOSE_GRACE_S)
 
     async def round(
         self, commands: Sequence[Command], payload_bytes: int = 0, patience_s: float = 0.0

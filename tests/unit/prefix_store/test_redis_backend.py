@@ -92,6 +92,8 @@ async def test_what_a_killed_store_has_written_is_known_at_its_start(server: Red
             await asyncio.sleep(0)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+        assert doomed._keeping is not None
+        doomed._keeping.cancel()
         await doomed._link.close()  # killed: it never gets to tidy up
         await asyncio.sleep(0.05)  # what was sent is carried out
         assert signed_blocks(server) <= references(server, "a")
@@ -137,14 +139,23 @@ async def test_a_late_write_may_be_written_again_meanwhile(server: RedisServer) 
 
 
 async def test_blocks_live_as_long_as_a_store_that_refers_to_them(server: RedisServer) -> None:
-    """Prolonged while it runs, gone some time after it ended for ever."""
+    """While it runs their lives are prolonged again and again; without it they end."""
     records = chain(3)
-    async with redis_backend(server.url, "a", ttl_s=0.6) as a:
+    keys = [f"hs1:b:{block_hash.hex()}" for block_hash in hashes_of(records)]
+    async with redis_backend(server.url, "a", ttl_s=4) as a:
         assert all(await a.write(records))
-        for _ in range(12):
-            await asyncio.sleep(0.1)
-            assert await a.count(hashes_of(records)) == 3
-    await until(lambda: server.call("DBSIZE") == 0)
+        for _ in range(2):
+            for key in keys:
+                server.call("PEXPIRE", key, 3_600_000)
+            await until(lambda: all(0 < lifetime_ms(server, key) <= 4000 for key in keys))
+        assert 4000 < lifetime_ms(server, "hs1:refs:a") <= 8000
+    assert all(0 < lifetime_ms(server, key) <= 4000 for key in keys)
+
+
+def lifetime_ms(server: RedisServer, key: str) -> int:
+    answer = server.call("PTTL", key)
+    assert isinstance(answer, int)
+    return answer
 
 
 async def test_redis_needs_no_more_memory_than_was_counted(server: RedisServer) -> None:
