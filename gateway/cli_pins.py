@@ -14,7 +14,7 @@ from gateway.units import size, span
 from gateway.user_error import UserError
 from prefix_store.client import StoreClient
 from prefix_store.pins import PinOwner
-from prefix_store.protocol import Pin
+from prefix_store.protocol import Pin, Pins
 from prefix_store.runtime_dir import RuntimePaths
 
 _TIMEOUT_S = 5.0
@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
         if args.release:
             _say_released(_release(client, wanted), as_json=args.json)
         else:
-            _say_pins([pin for pin in client.pins() if is_of(pin, wanted)], as_json=args.json)
+            pins = client.pins(tenant=wanted.tenant, session=wanted.session, prefix=wanted.prefix)
+            _say_pins(pins, as_json=args.json)
     finally:
         client.close()
     return 0
@@ -53,15 +54,6 @@ def owner_of(args: argparse.Namespace) -> PinOwner:
     return PinOwner(args.tenant or "", args.session or "", args.prefix or "")
 
 
-def is_of(pin: Pin, owner: PinOwner) -> bool:
-    """Whether a pin is one of those that are meant."""
-    return (
-        owner.tenant in ("", pin.tenant)
-        and owner.session in ("", pin.session)
-        and owner.prefix in ("", pin.prefix)
-    )
-
-
 def table(pins: list[Pin]) -> Table:
     """For people, one line for each owner and tier."""
     page = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -78,13 +70,15 @@ def _release(client: StoreClient, owner: PinOwner) -> int:
     return client.unpin(tenant=owner.tenant, session=owner.session, prefix=owner.prefix)
 
 
-def _say_pins(pins: list[Pin], *, as_json: bool) -> None:
+def _say_pins(answer: Pins, *, as_json: bool) -> None:
     if as_json:
-        say(json.dumps({"pins": msgspec.to_builtins(pins)}, indent=2))
-    elif pins:
-        Console().print(table(pins))
+        say(json.dumps({"pins": msgspec.to_builtins(answer.pins), "more": answer.more}, indent=2))
+    elif answer.pins:
+        Console().print(table(answer.pins))
     else:
         say("nothing is pinned")
+    if answer.more and not as_json:
+        say(f"and {answer.more:,} more; name a tenant, session or prefix to see them")
 
 
 def _say_released(num_blocks: int, *, as_json: bool) -> None:

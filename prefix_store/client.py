@@ -136,9 +136,9 @@ class StoreClient:
         """Blocks that went."""
         return self._ask(protocol.Clear(), protocol.Cleared).num_blocks
 
-    def pins(self) -> list[protocol.Pin]:
-        """Pinned blocks by owner and tier."""
-        return self._ask(protocol.GetPins(), protocol.Pins).pins
+    def pins(self, *, tenant: str = "", session: str = "", prefix: str = "") -> protocol.Pins:
+        """Pinned blocks by owner and tier; empty texts match any."""
+        return self._ask(protocol.GetPins(tenant, session, prefix), protocol.Pins)
 
     def unpin(self, *, tenant: str = "", session: str = "", prefix: str = "") -> int:
         """End the pins of an owner; how many blocks that were."""

@@ -189,10 +189,11 @@ class Hierarchy:
             num_blocks += await tier.clear()
         return num_blocks
 
-    def pins(self) -> list[PinGroup]:
-        """Pinned blocks of all tiers by owner."""
+    def pins(self, owner: PinOwner) -> list[PinGroup]:
+        """Pinned blocks of an owner in all tiers; empty texts match any."""
         now = self._clock()
-        return [group for view in self._pin_views() for group in view.groups(now)]
+        groups = (group for view in self._pin_views() for group in view.groups(now))
+        return [group for group in groups if owner.matches(group.owner)]
 
     def unpin(self, owner: PinOwner) -> int:
         """End an owner's pins in all tiers."""

@@ -20,6 +20,14 @@ class PinOwner:
     session: str
     prefix: str
 
+    def matches(self, owner: PinOwner) -> bool:
+        """Whether `owner` is one of those meant; texts that are empty match any."""
+        return (
+            self.tenant in ("", owner.tenant)
+            and self.session in ("", owner.session)
+            and self.prefix in ("", owner.prefix)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PinGroup:
@@ -56,7 +64,7 @@ class Pins(Generic[V]):
         queue = self._queue
         if queue is None:
             return 0
-        wanted = [pin.block for pin in self._pinned(now) if _matches(owner, pin.owner)]
+        wanted = [pin.block for pin in self._pinned(now) if owner.matches(pin.owner)]
         return sum(queue.unpin(block) for block in wanted)
 
     def _pinned(self, now: float) -> list[_Pin[V]]:
@@ -87,11 +95,3 @@ def order_by(index: RadixIndex[V], eviction: Eviction, now: float) -> None:
 def _owner_of(access: Access | None) -> PinOwner:
     access = NO_ACCESS if access is None else access
     return PinOwner(access.tenant, access.session, access.prefix)
-
-
-def _matches(wanted: PinOwner, owner: PinOwner) -> bool:
-    return (
-        wanted.tenant in ("", owner.tenant)
-        and wanted.session in ("", owner.session)
-        and wanted.prefix in ("", owner.prefix)
-    )

@@ -15,6 +15,9 @@ from prefix_store.events import BlocksLoaded
 VERSION = 2
 MAX_FRAME_BYTES = 4 * 1024**2
 
+MAX_PINS = 2000
+"""Owners in one answer: sessions may be many, and an answer has to fit into a frame."""
+
 MAX_REASON_CHARS = 4096
 """Kept of what is wrong with a configuration: it goes out with every answer to GetStats."""
 
@@ -197,7 +200,11 @@ class ReloadRefused(msgspec.Struct, tag=True):
 
 
 class GetPins(msgspec.Struct, tag=True):
-    """Which blocks are pinned, and for whom?"""
+    """Which blocks are pinned for an owner? Empty texts match any."""
+
+    tenant: str = ""
+    session: str = ""
+    prefix: str = ""
 
 
 class Pin(msgspec.Struct):
@@ -216,6 +223,9 @@ class Pins(msgspec.Struct, tag=True):
     """Answer to GetPins."""
 
     pins: list[Pin]
+    """The first MAX_PINS: of memory before those below, the largest first."""
+    more: int = 0
+    """Owners that were left out."""
 
 
 class Unpin(msgspec.Struct, tag=True):

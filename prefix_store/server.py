@@ -280,21 +280,23 @@ class StoreServer:
                     RESERVATION_S,
                 )
             case protocol.GetPins():
-                return self._pins()
+                return self._pins(request)
             case protocol.GetStats():
                 return self._stats()
         return None
 
-    def _pins(self) -> protocol.Pins:
+    def _pins(self, asked: protocol.GetPins) -> protocol.Pins:
         now = time.monotonic()
+        groups = self._tiers.pins(PinOwner(asked.tenant, asked.session, asked.prefix))
         return protocol.Pins(
             [
                 protocol.Pin(
                     group.tier, group.owner.tenant, group.owner.session, group.owner.prefix,
                     group.num_blocks, group.num_bytes, group.ends_s - now,
                 )
-                for group in self._tiers.pins()
-            ]
+                for group in groups[: protocol.MAX_PINS]
+            ],
+            max(0, len(groups) - protocol.MAX_PINS),
         )  # fmt: skip
 
     def _count_load(self, request: protocol.Release) -> None:

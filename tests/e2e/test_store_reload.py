@@ -99,7 +99,7 @@ def policies_when(
 
 
 def pinned_in_memory(engine: Engine) -> list[str]:
-    return [pin.prefix for pin in engine.client.pins() if pin.tier == "memory"]
+    return [pin.prefix for pin in engine.client.pins().pins if pin.tier == "memory"]
 
 
 def test_new_policies_apply_and_blocks_stay(store: StoreProcess) -> None:
@@ -253,7 +253,7 @@ def test_pins_are_listed_and_released_by_the_command(
     listed = json.loads(pins("--json", "--tenant", "acme"))["pins"]
     assert [(pin["tier"], pin["num_blocks"]) for pin in listed] == [("memory", 8), ("disk", 8)]
     assert pins("--release", "--tenant", "acme").startswith("16 pinned blocks released")
-    assert {pin.tenant for pin in engine.client.pins()} == {"globex"}
+    assert {pin.tenant for pin in engine.client.pins().pins} == {"globex"}
     assert json.loads(pins("--release", "--all", "--json")) == {"released_blocks": 16}
     assert pins() == "nothing is pinned\n"
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gateway.cli import USER_ERROR, build_parser, main
-from gateway.cli_pins import is_of, owner_of, table
+from gateway.cli_pins import owner_of, table
 from gateway.user_error import UserError
 from prefix_store.pins import PinOwner
 from prefix_store.protocol import Pin
@@ -50,10 +50,11 @@ def test_filters_must_all_match() -> None:
     """Those that are left out match any."""
     args = build_parser().parse_args(["pins", "--tenant", "acme", "--prefix", "doc"])
     assert owner_of(args) == PinOwner("acme", "", "doc")
-    assert is_of(PIN, PinOwner("acme", "", ""))
-    assert is_of(PIN, PinOwner("", "s-1", ""))
-    assert is_of(PIN, PinOwner("", "", ""))
-    assert not is_of(PIN, PinOwner("acme", "", "doc"))
+    owner = PinOwner("acme", "s-1", "")
+    assert PinOwner("acme", "", "").matches(owner)
+    assert PinOwner("", "s-1", "").matches(owner)
+    assert PinOwner("", "", "").matches(owner)
+    assert not PinOwner("acme", "", "doc").matches(owner)
 
 
 def test_the_table_fits_80_columns() -> None:

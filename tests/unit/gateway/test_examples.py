@@ -49,7 +49,7 @@ def test_the_store_of_three_tiers_starts_with_its_policies(
     assert engine.serve(pinned, tenant="acme", prefix="contract-7", num_tokens=300) == 8
     for seed in range(2, 20):
         engine.serve(Prompt(seed, 8), session="batch-1")
-    assert [(pin.prefix, pin.num_blocks) for pin in client.pins()] == [("contract-7", 8)]
+    assert [(pin.prefix, pin.num_blocks) for pin in client.pins().pins] == [("contract-7", 8)]
     assert engine.load(pinned) == 8
     assert [tier.name for tier in client.stats().tiers] == ["disk", "redis"]
     client.close()

@@ -60,7 +60,7 @@ def test_a_pinned_prompt_survives_what_evicts_the_others(start: Any) -> None:
     engine.serve(pinned, tenant="acme", session="s", prefix="contract-1")
     engine.serve(other, tenant="acme", session="s", prefix="chat")
     fill(engine)
-    (pin,) = engine.client.pins()
+    (pin,) = engine.client.pins().pins
     assert (pin.tier, pin.tenant, pin.session, pin.prefix) == ("memory", "acme", "s", "contract-1")
     assert pin.num_blocks == BLOCKS
     assert pin.num_bytes == BLOCKS * SHAPE.num_bytes
@@ -76,7 +76,7 @@ def test_pins_never_hold_more_than_their_budget(start: Any) -> None:
     for prompt in pinned:
         engine.serve(prompt, prefix="contract")
     fill(engine)
-    assert sum(pin.num_bytes for pin in engine.client.pins()) <= 320 * 1024
+    assert sum(pin.num_bytes for pin in engine.client.pins().pins) <= 320 * 1024
     assert [engine.resident(prompt) for prompt in pinned] == [5, 0, 0]
 
 
@@ -85,7 +85,7 @@ def test_without_a_budget_nothing_is_pinned(start: Any) -> None:
     engine = start(PIN_CONTRACTS, memory={"pin_budget": "0B"})
     (prompt,) = prompts(1)
     engine.serve(prompt, prefix="contract")
-    assert engine.client.pins() == []
+    assert engine.client.pins().pins == []
     fill(engine)
     assert engine.resident(prompt) == 0
 
@@ -98,7 +98,7 @@ def test_an_expired_pin_goes_first(start: Any) -> None:
     engine.serve(pinned, prefix="contract")
     fill(engine, count=6)
     time.sleep(0.2)
-    assert engine.client.pins() == []
+    assert engine.client.pins().pins == []
     fill(engine, count=1, seed=300)
     assert engine.resident(other) == BLOCKS
     assert engine.resident(pinned) == 0
@@ -113,7 +113,7 @@ def test_revoked_pins_go_like_others(start: Any, facts: dict[str, str]) -> None:
     engine.serve(kept, tenant="b", session="t", prefix="contract-b")
     assert engine.client.unpin(**facts) == BLOCKS
     assert engine.client.unpin(**facts) == 0
-    assert owners(engine.client.pins()) == {("memory", "b", "t", "contract-b"): BLOCKS}
+    assert owners(engine.client.pins().pins) == {("memory", "b", "t", "contract-b"): BLOCKS}
     fill(engine)
     assert engine.resident(revoked) == 0
     assert engine.resident(kept) == BLOCKS
@@ -125,7 +125,7 @@ def test_a_pin_belongs_to_who_asked_for_it(start: Any) -> None:
     (prompt,) = prompts(1)
     engine.serve(prompt, tenant="acme", session="first")
     assert engine.serve(prompt, tenant="other", session="second") == BLOCKS
-    assert owners(engine.client.pins()) == {("memory", "acme", "first", ""): BLOCKS}
+    assert owners(engine.client.pins().pins) == {("memory", "acme", "first", ""): BLOCKS}
     assert engine.client.unpin(tenant="other") == 0
     assert engine.client.unpin(tenant="acme") == BLOCKS
 
@@ -137,7 +137,7 @@ def test_pins_hold_in_every_tier(start: Any, tmp_path: Path) -> None:
     (pinned,) = prompts(1)
     engine.serve(pinned, prefix="contract")
     engine.await_stats(lambda stats: stats.tiers[0].blocks == BLOCKS)
-    assert {pin.tier: pin.num_blocks for pin in engine.client.pins()} == {
+    assert {pin.tier: pin.num_blocks for pin in engine.client.pins().pins} == {
         "memory": BLOCKS,
         "disk": BLOCKS,
     }
@@ -146,9 +146,9 @@ def test_pins_hold_in_every_tier(start: Any, tmp_path: Path) -> None:
         least = BLOCKS * (number + 2)
         engine.await_stats(lambda stats, n=least: stats.tiers[0].blocks_stored >= n)
     assert engine.tier("disk").evictions["capacity"] > 0
-    assert {pin.tier for pin in engine.client.pins()} == {"memory", "disk"}
+    assert {pin.tier for pin in engine.client.pins().pins} == {"memory", "disk"}
     assert engine.client.unpin(prefix="contract") == 2 * BLOCKS
-    assert engine.client.pins() == []
+    assert engine.client.pins().pins == []
 
 
 def test_low_priorities_go_first_and_high_ones_last(start: Any) -> None:
@@ -204,6 +204,20 @@ def test_after_their_ttl_blocks_are_the_first_to_go(start: Any) -> None:
     assert engine.resident(renewed) == BLOCKS
     assert engine.resident(old) == BLOCKS
     assert engine.resident(expired) == 0
+
+
+def test_a_listing_is_cut_and_says_so(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of sessions may pin; filters find those that were left out."""
+    monkeypatch.setattr(protocol, "MAX_PINS", 2)
+    engine = start(
+        {"match": {"tenant": "acme"}, "pin": True, "ttl": "1h"}, memory={"pin_budget": "4MiB"}
+    )
+    for number, prompt in enumerate(prompts(5)):
+        engine.serve(prompt, tenant="acme", session=f"s{number}")
+    listed = engine.client.pins()
+    assert (len(listed.pins), listed.more) == (2, 3)
+    last = engine.client.pins(session="s4")
+    assert ([pin.session for pin in last.pins], last.more) == (["s4"], 0)
 
 
 PINNED = Access(time_s=0.0, session="a", retention=Retention(ttl_s=100.0, pin=True))
