@@ -153,7 +153,7 @@ class RedisLink:
             if isinstance(answer, _LOST):
                 self._failed(answer)
                 return None
-            if isinstance(answer, OutOfMemoryError) or "maxmemory" in str(answer)[:80]:
+            if isinstance(answer, OutOfMemoryError):
                 answers[i] = Refused(full=True)
                 self.counters.writes_full += 1
                 self._log.refused("OOM")
