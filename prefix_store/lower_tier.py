@@ -322,15 +322,15 @@ class LowerTier:
                     break
                 entered.append(self._enter(record.block, access))
                 self._room.reserved_bytes -= record.block.num_bytes
+            if entered:  # at once: whoever takes them out again says so after this
+                self.counters.blocks_stored += len(entered)
+                announced = [_announced(node) for node in entered]
+                self._publish(stored_events(announced, self.settings.medium))
             strays = [r.block.block_hash for r, ok in zip(outgoing, written, strict=True) if ok]
             await self._backend.remove(strays[len(entered) :])
         finally:
             rest = outgoing[len(entered) :]
             self._room.reserved_bytes -= sum(record.block.num_bytes for record in rest)
-        if entered:
-            self.counters.blocks_stored += len(entered)
-            announced = [_announced(node) for node in entered]
-            self._publish(stored_events(announced, self.settings.medium))
         return entered
 
     async def _make_room(self, size: int, offer: Offer, access: Access) -> bool:
@@ -377,7 +377,10 @@ class LowerTier:
             offers = [_offer(each, NOTHING) for each in chain[:num_below]]
             offers += list(map(_offer, batch[:whole], views))
             num_below += whole
-            if await below.keep(offers, node.access) < num_below or whole < len(batch):
+            num_kept = await below.keep(offers, node.access)
+            if whole < len(batch):
+                await self.drop(batch[whole].hash)
+            if num_kept < num_below or whole < len(batch):
                 return
 
     def _was_given_up(self, num_bytes: int, seconds: float) -> None:

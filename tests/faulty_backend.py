@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from prefix_store.backend import KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
+from prefix_store.disk_turns import Turns
 
 EXTRA_BYTES = 16
 """What keeping a record costs beyond its own bytes."""
@@ -29,7 +30,8 @@ class Faults:
 
 @dataclass
 class FaultyBackend:
-    """See `Backend`. `peak_bytes` is the most that ever lay here."""
+    """See `Backend`. Calls for one block run in the order in which they came. `peak_bytes` is the
+    most that ever lay here."""
 
     faults_to_come: Faults = field(default_factory=Faults)
     records: dict[BlockHash, tuple[KeptBlock, bytes]] = field(default_factory=dict)
@@ -39,6 +41,10 @@ class FaultyBackend:
     num_reads: int = 0
     pause: Callable[[str], None] | None = None
     """Called in the middle of every call with its name."""
+    delays: Sequence[int] = (1,)
+    """How often others come before a call, one call after another."""
+    _calls: int = 0
+    _turns: Turns = field(default_factory=Turns)
     gate: asyncio.Event | None = None
     """Reads wait for it, if there is one."""
 
@@ -75,28 +81,33 @@ class FaultyBackend:
         return next((i for i, h in enumerate(hashes) if h not in self.records), len(hashes))
 
     async def write(self, records: Sequence[OutgoingRecord]) -> list[bool]:
-        await self._elapse("write")
-        return [self._write(record) for record in records]
+        async with self._turns.of([record.block.block_hash for record in records]):
+            await self._elapse("write")
+            return [self._write(record) for record in records]
 
     async def read(
         self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
     ) -> list[KeptBlock | None]:
-        if self.gate is not None:
-            await self.gate.wait()
-        await self._elapse("read")
-        return [self._read(h, buffer) for h, buffer in zip(hashes, into, strict=True)]
+        async with self._turns.of(hashes):
+            if self.gate is not None:
+                await self.gate.wait()
+            await self._elapse("read")
+            return [self._read(h, buffer) for h, buffer in zip(hashes, into, strict=True)]
 
     async def remove(self, hashes: Sequence[BlockHash]) -> None:
-        await self._elapse("remove")
-        for block_hash in hashes:
-            self.records.pop(block_hash, None)
+        async with self._turns.of(hashes):
+            await self._elapse("remove")
+            for block_hash in hashes:
+                self.records.pop(block_hash, None)
 
     async def close(self) -> None:
         await self._elapse("close")
 
     async def _elapse(self, name: str) -> None:
         """Others run meanwhile."""
-        await asyncio.sleep(0)
+        self._calls += 1
+        for _ in range(self.delays[self._calls % len(self.delays)]):
+            await asyncio.sleep(0)
         if self.pause is not None:
             self.pause(name)
         await asyncio.sleep(0)
@@ -126,7 +137,7 @@ class FaultyBackend:
             return None
         block, data = self.records[block_hash]
         if self.faults_to_come.lose_reads or len(data) != len(into):
-            self.faults_to_come.lose_reads -= 1
+            self.faults_to_come.lose_reads = max(0, self.faults_to_come.lose_reads - 1)
             del self.records[block_hash]
             return None
         into[:] = data

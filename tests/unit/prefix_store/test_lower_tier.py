@@ -130,6 +130,7 @@ async def test_room_of_a_block_counts_until_it_is_removed() -> None:
     chain, other = Chain(1, 2), Chain(2, 2)
     await below.tier.start()
     await below.tier.keep(chain.offers(), Access())
+    below.backend.delays = (9, 0)  # the removal is slow, the write is not
     dropping = asyncio.ensure_future(below.tier.drop(chain.hashes[0]))
     await asyncio.sleep(0)
     await asyncio.gather(below.tier.keep(other.offers(), Access()), dropping)
