@@ -14,9 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -82,6 +81,30 @@ class _Record:
     view: memoryview
 
 
+class _ShortTurns:
+    """While loads are under way, in however many threads, Python switches between threads sooner:
+    the engine's loop polls meanwhile, and at the usual 5 ms copies of half a millisecond each would
+    wait for it longer than they take."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loads = 0
+        self._usual_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._loads:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(LOAD_SWITCH_INTERVAL_S)
+            self._loads += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._loads -= 1
+            if not self._loads:
+                sys.setswitchinterval(self._usual_s)
+
+
 class WorkerHalf:
     """Owns the connection to the store and the threads that load, copy and seal; see `close`."""
 
@@ -97,6 +120,7 @@ class WorkerHalf:
         self._sealer = _threads(1, "headstart-seal")
         self._copiers: ThreadPoolExecutor | None = None
         self._sealing = threading.BoundedSemaphore(MAX_SEALING)
+        self._short_turns = _ShortTurns()
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
 
     def register(
@@ -221,19 +245,14 @@ class WorkerHalf:
     def _load(self, order: LoadOrder) -> None:
         started = time.perf_counter()
         num_good = 0
-        switch_interval_s = sys.getswitchinterval()
-        # The engine's loop polls in Python meanwhile: at the usual 5 ms, copies of half a
-        # millisecond each would wait for it longer than they take.
-        sys.setswitchinterval(LOAD_SWITCH_INTERVAL_S)
         client = self._client()
         same_store = client is not None and client.welcome.incarnation == order.incarnation
         try:
             if client is not None and same_store:
-                num_good = self._copy_in(client, order)
+                with self._short_turns:
+                    num_good = self._copy_in(client, order)
         except Exception:
             logger.exception("a load failed; its tokens are computed instead")
-        finally:
-            sys.setswitchinterval(switch_interval_s)
         # Until the lease ends nothing can have changed under the copy; after it, anything can.
         if time.monotonic() >= order.deadline:
             num_good = 0
@@ -269,12 +288,12 @@ class WorkerHalf:
         parts = [
             range(start, min(start + step, run.stop)) for start in range(run.start, run.stop, step)
         ]
+        copies = [self._copiers.submit(self._copy_part, client, order, part) for part in parts]
+        # For all of them, even if one fails: the blocks may be another request's soon after.
+        wait(copies)
         num_good = 0
-        for part, good in zip(
-            parts,
-            list(self._copiers.map(partial(self._copy_part, client, order), parts)),
-            strict=True,
-        ):
+        for part, copy in zip(parts, copies, strict=True):
+            good = copy.result()
             num_good += good
             if good < len(part):
                 break
@@ -287,16 +306,19 @@ class WorkerHalf:
         assert shape is not None
         transfers = []
         num_good = 0
-        for start in range(part.start, part.stop, mover.batch_blocks):
-            batch = range(start, min(start + mover.batch_blocks, part.stop))
-            good = self._intact(client, order, batch)
-            payloads = [records.payload(source, shape) for source in good]
-            transfers.append(mover.scatter(payloads, order.block_ids[start : start + len(good)]))
-            num_good += len(good)
-            if len(good) < len(batch):
-                break
-        for transfer in transfers:
-            transfer.wait()
+        try:
+            for start in range(part.start, part.stop, mover.batch_blocks):
+                batch = range(start, min(start + mover.batch_blocks, part.stop))
+                good = self._intact(client, order, batch)
+                payloads = [records.payload(source, shape) for source in good]
+                block_ids = order.block_ids[start : start + len(good)]
+                transfers.append(mover.scatter(payloads, block_ids))
+                num_good += len(good)
+                if len(good) < len(batch):
+                    break
+        finally:
+            for transfer in transfers:
+                transfer.wait()
         return num_good
 
     def _intact(self, client: StoreClient, order: LoadOrder, batch: range) -> list[memoryview]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -145,6 +147,53 @@ def test_a_copy_that_fails_costs_neither_the_engine_nor_the_store_anything(
     setting.await_stats(lambda stats: stats.reserved_bytes == 0)
     monkeypatch.undo()
     setting.save()
+
+
+def test_a_load_that_fails_ends_only_after_all_its_copies(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may give the blocks to another request as soon as it knows."""
+    setting.save()
+    half = setting.two.half
+    monkeypatch.setattr(half._mover, "batch_blocks", 1)
+    monkeypatch.setattr(half._mover, "num_threads", 2)
+    reported, late = threading.Event(), []
+
+    def copy(_: StoreClient, order: LoadOrder, part: range) -> int:
+        if part.start == 0:
+            raise RuntimeError("no memory")
+        late.append(reported.wait(0.2))
+        return len(part)
+
+    monkeypatch.setattr(half, "_copy_part", copy)
+    assert setting.load(setting.order()) == LoadResult("b", [7, 1, 3])
+    reported.set()
+    half.close()
+    assert late == [False]
+
+
+def test_loads_at_the_same_time_leave_the_switch_interval_as_it_was(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that ends first does not end it for the other, and the last one restores it."""
+    usual_s = sys.getswitchinterval()
+    setting.save()
+    half = setting.two.half
+    both = threading.Barrier(2)
+    seen: list[float] = []
+
+    def copy_in(client: StoreClient, order: LoadOrder) -> int:
+        both.wait(5)
+        seen.append(sys.getswitchinterval())
+        return len(order.offsets)
+
+    monkeypatch.setattr(half, "_copy_in", copy_in)
+    order = setting.order()
+    loads = [half._waiters.submit(half._load, order) for _ in range(2)]
+    for load in loads:
+        load.result()
+    assert max(seen) < usual_s
+    assert sys.getswitchinterval() == usual_s
 
 
 def test_a_save_that_comes_too_late_is_not_sealed(
