@@ -179,19 +179,25 @@ def test_loads_at_the_same_time_leave_the_switch_interval_as_it_was(
     usual_s = sys.getswitchinterval()
     setting.save()
     half = setting.two.half
-    both = threading.Barrier(2)
+    began, ended = [threading.Event(), threading.Event()], threading.Event()
     seen: list[float] = []
 
     def copy_in(client: StoreClient, order: LoadOrder) -> int:
-        both.wait(5)
+        number = len(seen)
+        seen.append(sys.getswitchinterval())
+        began[number].set()
+        (began[1] if number == 0 else ended).wait(5)
         seen.append(sys.getswitchinterval())
         return len(order.offsets)
 
     monkeypatch.setattr(half, "_copy_in", copy_in)
     order = setting.order()
-    loads = [half._waiters.submit(half._load, order) for _ in range(2)]
-    for load in loads:
-        load.result()
+    first = half._waiters.submit(half._load, order)
+    began[0].wait(5)
+    second = half._waiters.submit(half._load, order)
+    first.result()
+    ended.set()
+    second.result()
     assert max(seen) < usual_s
     assert sys.getswitchinterval() == usual_s
 
