@@ -11,6 +11,7 @@ left out.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -33,10 +34,14 @@ class PrefillCost:
         self._moments = np.zeros((3, 3))
         self._targets = np.zeros(3)
         self._observations = 0
-        self._coefficients: np.ndarray | None = None
+        self._coefficients: list[float] | None = None
 
     def observe(self, num_tokens: int, attended_positions: float, seconds: float) -> None:
-        """One step of the engine."""
+        """One step of the engine. What no clock can have measured is left out."""
+        if num_tokens <= 0 or not 0.0 < seconds < math.inf:
+            return
+        if not 0.0 <= attended_positions < math.inf:
+            return
         row = np.array([1.0, num_tokens, attended_positions])
         # Relative errors count, so that short steps are as well known as long ones.
         weight = 1.0 / max(seconds, 1e-4) ** 2
@@ -51,9 +56,9 @@ class PrefillCost:
         if self._observations < ENOUGH:
             return None
         if self._coefficients is None:
-            self._coefficients = self._fit()
+            self._coefficients = self._fit().tolist()
         _, linear, quadratic = self._coefficients
-        return float(linear * num_tokens + quadratic * attended(context, num_tokens))
+        return linear * num_tokens + quadratic * attended(context, num_tokens)
 
     def _fit(self) -> np.ndarray:
         """The best of all fits whose coefficients are not negative: with three of them, trying

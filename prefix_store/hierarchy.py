@@ -266,21 +266,21 @@ class Hierarchy:
         """What the engine would compute starts where neither its device nor memory has more."""
         computed_from = max(run.num_blocks, asked.lease_from)
         cost = self._costs.get(engine)
+        context = computed_from * asked.block_tokens
         load_s: list[float | None] = []
         prefill_s: list[float | None] = []
-        read_bytes: dict[str, int] = {}
+        earlier_s: float | None = 0.0  # of the tiers before this one
+        tier, num_bytes = upward[0].tier if upward else None, 0
         for i, block in enumerate(upward, run.num_blocks + 1):
-            name = block.tier.settings.name
-            read_bytes[name] = read_bytes.get(name, 0) + asked.record_bytes
-            parts = [
-                tier.load_s(read_bytes[tier.settings.name])
-                for tier in self.lower
-                if tier.settings.name in read_bytes
-            ]
-            known = [part for part in parts if part is not None]
-            load_s.append(sum(known) if len(known) == len(parts) else None)
+            if block.tier is not tier:
+                earlier_s, tier, num_bytes = load_s[-1], block.tier, 0
+            num_bytes += asked.record_bytes
+            seconds = block.tier.load_s(num_bytes)
+            if seconds is None or earlier_s is None:
+                load_s.append(None)
+            else:
+                load_s.append(earlier_s + seconds)
             num_tokens = max(0, i - computed_from) * asked.block_tokens
-            context = computed_from * asked.block_tokens
             prefill_s.append(cost.seconds(context, num_tokens) if cost is not None else None)
         return self.loading.decide(LoadCandidate(load_s, prefill_s))
 
