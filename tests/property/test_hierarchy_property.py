@@ -163,6 +163,22 @@ class HierarchyMachine(RuleBasedStateMachine):
         if self.loads:
             self.ask_for_progress(len(self.loads) - 1, turns)
 
+    @rule(prompt=PROMPTS, patience=st.sampled_from([0, 60]))
+    def extend(self, prompt: list[int], patience: int) -> None:
+        """The head lies in memory, the rest anywhere."""
+        self.save(prompt[:2], True)
+        self.match(prompt, 0, patience)
+
+    @rule(prompt=PROMPTS, other=PROMPTS, delays=DELAYS)
+    def load_slowly(self, prompt: list[int], other: list[int], delays: list[int]) -> None:
+        """Everybody's time is over before the blocks come."""
+        self.save_and_forget(prompt)
+        self.match(prompt, 0, 60)
+        self.wait(100.0)
+        self.save(other, True)
+        self.others_get_on(60, delays)
+        self.match(other, 0, 60)
+
     @precondition(lambda self: self.unwritten)
     @rule()
     def cancel(self) -> None:
@@ -222,7 +238,7 @@ class HierarchyMachine(RuleBasedStateMachine):
             backend.delays = delays
         self.turn(turns)
 
-    @rule(seconds=st.sampled_from([1.0, 100.0]))
+    @rule(seconds=st.sampled_from([1.0, 1.0, 1.0, 100.0]))
     def wait(self, seconds: float) -> None:
         """Clients that said nothing for a hundred seconds have lost their leases and places."""
         self.now += seconds
@@ -284,4 +300,4 @@ class HierarchyMachine(RuleBasedStateMachine):
 
 
 TestHierarchy = HierarchyMachine.TestCase
-TestHierarchy.settings = settings(max_examples=60, stateful_step_count=30)
+TestHierarchy.settings = settings(max_examples=80, stateful_step_count=30)
