@@ -172,6 +172,9 @@ class ChainMachine(RuleBasedStateMachine):
             coming = level.backend.faults_to_come
             level.may_vanish = bool(coming.lose_reads or coming.fail_reads)
             level.may_vanish |= any(step.what == "drop" for step in steps)
+            level.may_vanish |= any(
+                node.hash not in level.backend.records for node in level.tier.visible()
+            )
 
         async def all_at_once() -> None:
             await asyncio.wait_for(asyncio.gather(*map(self.take, steps)), 5)
