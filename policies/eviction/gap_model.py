@@ -24,12 +24,17 @@ _WIDTHS_S = (*(b - a for a, b in itertools.pairwise(EDGES_S)), 1e6)
 GUESS = 0.03
 """Rate times age where nothing is known: reuse grows less likely with age, as LRU takes it."""
 
-TRUST_TOKENS = 80_000.0
-"""Reused tokens that a category must have seen to count as much as the one above it: a few prompts,
-since the blocks of one prompt are used together and say one thing."""
+TRUST_PROMPTS = 4.0
+"""So many average prompts must have been reused in a category for it to count as much as the one
+above it: the blocks of one prompt are used together and say one thing."""
+
+GUESS_PROMPTS = 0.2
+"""So many count as much as the guess."""
 
 MIN_REFIT, MAX_REFIT = 4, 64
 """Requests between two fits; more often as long as little is known."""
+
+PROMPTS_AVERAGED = 256
 
 MEMORY_REQUESTS = 20_000
 """After so many requests what was learned counts half."""
@@ -67,10 +72,8 @@ class Curve:
         """Tokens that are there now."""
         self._entries = [0.0] * BUCKETS
         """The sum of tokens times the moment since when they are there."""
-        self._rates: list[float] = []
-        self.worth: list[float] = [] if above is None else list(above.worth)
-        if not self.worth:
-            self._estimate([0.0] * BUCKETS, [0.0] * BUCKETS)
+        self._rates: list[float] = _GUESSES if above is None else above._rates
+        self.worth: list[float] = worths(self._rates)
 
     def enter(self, bucket: int, since_s: float, tokens: float) -> None:
         """Tokens are in a bucket from a moment on."""
@@ -116,19 +119,18 @@ class Curve:
             watched = [a + b for a, b in zip(watched, each.watched, strict=True)]
         return _Sums(self, reused, watched, sums)
 
-    def fit(self, sums: _Sums) -> None:
+    def fit(self, sums: _Sums, prompt_tokens: float) -> None:
         """New rates, here and below."""
-        self._estimate(sums.reused, sums.watched)
-        for each in sums.below:
-            each.curve.fit(each)
-
-    def _estimate(self, reused: list[float], watched: list[float]) -> None:
         above = self.above
+        trust = prompt_tokens * (GUESS_PROMPTS if above is None else TRUST_PROMPTS)
+        expected = _GUESSES if above is None else above._rates
         self._rates = [
-            (reused[k] + TRUST_TOKENS) / (watched[k] + TRUST_TOKENS / expected)
-            for k, expected in enumerate(_GUESSES if above is None else above._rates)
+            (reused + trust) / (watched + trust / rate)
+            for reused, watched, rate in zip(sums.reused, sums.watched, expected, strict=True)
         ]
         self.worth = worths(self._rates)
+        for each in sums.below:
+            each.curve.fit(each, prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class GapModel:
     def __init__(self) -> None:
         self._curves: dict[tuple[str, ...], Curve] = {}
         self._requests = 0
+        self._prompt_tokens = 1.0
+        """Of an average prompt."""
         self._next_fit = MIN_REFIT
         self.fits = 0
 
@@ -195,9 +199,11 @@ class GapModel:
             curve = self._curves[path] = Curve(above)
         return curve
 
-    def requested(self, now: float) -> bool:
+    def requested(self, now: float, prompt_tokens: int) -> bool:
         """One more request came. True when `worth` has changed."""
         self._requests += 1
+        weight = 1 / min(self._requests, PROMPTS_AVERAGED)
+        self._prompt_tokens += weight * (max(1, prompt_tokens) - self._prompt_tokens)
         if self._requests < self._next_fit:
             return False
         pause = min(MAX_REFIT, max(MIN_REFIT, self._requests // 16))
@@ -207,6 +213,6 @@ class GapModel:
             curve.forget(share)
         for curve in self._curves.values():
             if curve.above is None:
-                curve.fit(curve.seen(now))
+                curve.fit(curve.seen(now), self._prompt_tokens)
         self.fits += 1
         return True

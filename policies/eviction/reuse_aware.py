@@ -158,11 +158,11 @@ class ReuseAwareQueue(Generic[B]):
         self._remember(Ghost(block.hash, run, tokens, block.depth))
 
     def admits(self, block: B, now: float) -> bool:
+        request = self._request(block.access)
         self._rank(now)
         least = self._cells.least()
         if least is None or self.guard.lru_rules:
             return True
-        request = self._request(block.access)
         path = RUNNING + self._past(request, block.hash).path()
         if self.model.curve(path).worth[bucket_of(self._now - request.start_s)] >= least:
             return True
@@ -253,7 +253,7 @@ class ReuseAwareQueue(Generic[B]):
         if len(self._requests) > MAX_REQUESTS:
             self._uncover(self._requests.pop(next(iter(self._requests))))
         self.guard.prompt(access.num_tokens)
-        if self.model.requested(self._now):
+        if self.model.requested(self._now, access.num_tokens):
             self._cells.reorder()
         return request
 

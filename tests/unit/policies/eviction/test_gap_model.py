@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from policies.eviction.gap_model import (
     BUCKETS,
     EDGES_S,
-    TRUST_TOKENS,
     Curve,
     GapModel,
     bucket_of,
     worths,
 )
+
+PROMPT = 1000
+"""Tokens."""
 
 WIDTHS_S = [b - a for a, b in zip(EDGES_S, [*EDGES_S[1:], EDGES_S[-1] + 1e6], strict=True)]
 
@@ -66,19 +68,19 @@ def test_what_leaves_the_view_says_nothing_of_later_ages() -> None:
     """Gaps with a constant rate, half of them cut off at random: the rate is found all the same."""
     rng, rate = random.Random(3), 0.05
     curve = Curve(None)
-    for _ in range(3000):
+    for _ in range(20_000):
         gap_s, cut_s = rng.expovariate(rate), rng.expovariate(rate)
         end_s = min(gap_s, cut_s)
         last = bucket_of(end_s)
-        tokens = TRUST_TOKENS
+        tokens = PROMPT
         curve.skip(last, tokens)
         curve.enter(last, EDGES_S[last], tokens)
         curve.leave(last, EDGES_S[last], end_s, tokens)
         if gap_s < cut_s:
             curve.reuse(last, tokens)
-    curve.fit(curve.seen(0.0))
+    curve.fit(curve.seen(0.0), PROMPT)
     for age_s in (1.0, 5.0, 20.0):
-        assert curve.worth[bucket_of(age_s)] == pytest.approx(rate, rel=0.25)
+        assert curve.worth[bucket_of(age_s)] == pytest.approx(rate, rel=0.12)
 
 
 def test_what_is_still_there_counts_as_watched() -> None:
@@ -87,8 +89,8 @@ def test_what_is_still_there_counts_as_watched() -> None:
     curve = model.curve(("a",))
     before = curve.worth[0]
     for _ in range(1000):
-        curve.enter(0, 0.0, TRUST_TOKENS)
-    while not model.requested(0.6):
+        curve.enter(0, 0.0, PROMPT)
+    while not model.requested(0.6, PROMPT):
         pass
     assert curve.worth[0] < before / 4
 
@@ -99,9 +101,11 @@ def test_a_category_that_saw_little_follows_the_one_above_it() -> None:
     known, new = model.curve(("all", "known")), model.curve(("all", "new"))
     bucket = bucket_of(10.0)
     for _ in range(100):
-        known.skip(bucket, TRUST_TOKENS)
-        known.reuse(bucket, TRUST_TOKENS)
-    while not model.requested(0.0):
+        known.skip(bucket, PROMPT)
+        known.enter(bucket, 10.0, PROMPT)
+        known.leave(bucket, 10.0, 12.0, PROMPT)
+        known.reuse(bucket, PROMPT)
+    while not model.requested(0.0, PROMPT):
         pass
     assert new.worth[0] > 0.5 * known.worth[0]
     assert model.curve(("all", "later")).worth == model.curve(("all",)).worth
