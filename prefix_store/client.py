@@ -19,7 +19,7 @@ from prefix_store.events import BlocksLoaded
 A = TypeVar("A", bound=protocol.Answer)
 
 CONNECT_TIMEOUT_S = 2.0
-REQUEST_TIMEOUT_S = 0.1
+REQUEST_TIMEOUT_S = 0.25
 
 
 class StoreClient:
