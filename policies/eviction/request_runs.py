@@ -159,9 +159,11 @@ class Cover:
 RUNNING = ("running",)
 
 
-def watch_request(model: GapModel, run: Run) -> Watch:
-    """Watch a run since its request came."""
-    watch = Watch(run, model.curve(RUNNING + run.past.path()), run.request.start_s)
+def watch_request(model: GapModel, run: Run, now: float) -> Watch:
+    """Watch a run since its request came, as from now on."""
+    start_s = run.request.start_s
+    curve = model.curve(RUNNING + run.past.path())
+    watch = Watch(run, curve, start_s, bucket_of(now - start_s))
     run.watches.append(watch)
     return watch
 

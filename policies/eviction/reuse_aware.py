@@ -3,7 +3,6 @@ in at all."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import Any, Generic, Literal
 
@@ -12,6 +11,7 @@ from policies.base import Settings
 from policies.eviction.base import B, EvictionQueue
 from policies.eviction.cells import Cells
 from policies.eviction.gap_model import GapModel, bucket_of
+from policies.eviction.ghost_runs import GhostRuns
 from policies.eviction.lru import LruQueue
 from policies.eviction.lru_guard import LruGuard
 from policies.eviction.request_runs import (
@@ -26,11 +26,10 @@ from policies.eviction.request_runs import (
     watch_answer,
     watch_request,
 )
+from policies.eviction.watch_timers import WatchTimers
 
 MAX_REQUESTS = 512
 """Requests whose prompts may still be coming in."""
-
-MIN_TIMERS = 1024
 
 GHOSTS = 1024
 """Runs that have left and are remembered, beside twice as many as there are blocks."""
@@ -50,10 +49,8 @@ class ReuseAwareQueue(Generic[B]):
         """Candidates that have not been ranked yet."""
         self._requests: dict[int, Request] = {}
         """By the identity of their access, which they keep alive; the newest last."""
-        self._ghosts: dict[bytes, Ghost] = {}
-        self._timers: list[tuple[float, int, Watch]] = []
-        self._timer_limit = MIN_TIMERS
-        self._serial = 0
+        self._ghosts = GhostRuns()
+        self._timers = WatchTimers()
         self._now = 0.0
         self._blocks = 0
         self._tokens = 0
@@ -150,12 +147,7 @@ class ReuseAwareQueue(Generic[B]):
         tokens = self._tokens_of(block)
         self._blocks -= 1
         self._tokens -= tokens
-        last = run.ghost
-        if last is not None and last.depth == block.depth + 1 and last.hash in self._ghosts:
-            # The tail that went before it: one ghost stands for both.
-            del self._ghosts[last.hash]
-            tokens += last.tokens
-        self._remember(Ghost(block.hash, run, tokens, block.depth))
+        self._remember(self._ghosts.with_tail(block.hash, block.depth, run, tokens))
 
     def admits(self, block: B, now: float) -> bool:
         request = self._request(block.access)
@@ -191,7 +183,7 @@ class ReuseAwareQueue(Generic[B]):
 
     def _recall(self, request: Request, block_hash: bytes, tokens: int) -> Past:
         """The same, when the request uses the block and maybe what follows it."""
-        ghost = self._ghosts.pop(block_hash, None)
+        ghost = self._ghosts.take(block_hash)
         if ghost is not None and ghost.run.request is not request:
             self._uncover(request)
             request.cover = Cover(ghost.run, ghost.tokens)
@@ -216,13 +208,10 @@ class ReuseAwareQueue(Generic[B]):
             self._lose(cover.run, cover.tokens)
 
     def _remember(self, ghost: Ghost) -> None:
-        old = self._ghosts.pop(ghost.hash, None)
-        if old is not None:
-            self._lose(old.run, old.tokens)
-        self._ghosts[ghost.hash] = ghost
-        ghost.run.ghost = ghost
-        while len(self._ghosts) > GHOSTS + 2 * self._blocks:
-            oldest = self._ghosts.pop(next(iter(self._ghosts)))
+        replaced = self._ghosts.add(ghost)
+        if replaced is not None:
+            self._lose(replaced.run, replaced.tokens)
+        for oldest in self._ghosts.trim(GHOSTS + 2 * self._blocks):
             self._lose(oldest.run, oldest.tokens)
 
     def _lose(self, run: Run, tokens: int) -> None:
@@ -233,9 +222,9 @@ class ReuseAwareQueue(Generic[B]):
     def _take(self, request: Request, run: Run, tokens: int) -> None:
         """A request has used tokens."""
         for watch in run.watches:
-            if not watch.timed and not watch.is_oldest:
+            if not watch.timed:
                 watch.bucket = bucket_of(self._now - watch.start_s)
-                self._schedule(watch)
+                self._timers.set(watch)
         run.grow(tokens, self._now)
         request.seen_tokens += tokens
         self.guard.grew(run, tokens)
@@ -261,7 +250,7 @@ class ReuseAwareQueue(Generic[B]):
         run = request.runs.get(past)
         if run is None:
             run = request.runs[past] = Run(request, past)
-            self._schedule(watch_request(self.model, run))
+            self._timers.set(watch_request(self.model, run, self._now))
             if request.ended:
                 self._watch_answer(run)
         return run
@@ -277,43 +266,18 @@ class ReuseAwareQueue(Generic[B]):
     def _watch_answer(self, run: Run) -> None:
         ended_s = run.request.access.ended_s
         watch = watch_answer(self.model, run, self._now if ended_s is None else ended_s, self._now)
-        self._schedule(watch)
+        self._timers.set(watch)
         self._move(watch)
 
     def _advance(self, now: float) -> None:
         """Time has come to `now`: runs grow older."""
         self._now = max(self._now, now)
-        while self._timers and self._timers[0][0] <= self._now:
-            watch = heapq.heappop(self._timers)[2]
-            watch.timed = False
-            run = watch.run
-            if not run.is_live:
-                continue
+        while (watch := self._timers.due(self._now)) is not None:
             watch.advance()
-            self._notice(run.request)
-            if watch is run.watches[-1]:
+            self._notice(watch.run.request)
+            if watch is watch.run.watches[-1]:
                 self._move(watch)
-            self._schedule(watch)
-
-    def _schedule(self, watch: Watch) -> None:
-        if watch.is_oldest:
-            return
-        watch.timed = True
-        self._serial += 1
-        heapq.heappush(self._timers, (watch.due_s, self._serial, watch))
-        if len(self._timers) > self._timer_limit:
-            self._drop_idle_timers()
-
-    def _drop_idle_timers(self) -> None:
-        kept: list[tuple[float, int, Watch]] = []
-        for timer in self._timers:
-            watch = timer[2]
-            watch.timed = watch.run.is_live
-            if watch.timed:
-                kept.append(timer)
-        heapq.heapify(kept)
-        self._timers = kept
-        self._timer_limit = max(MIN_TIMERS, 2 * len(kept))
+            self._timers.set(watch)
 
     def _move(self, watch: Watch) -> None:
         for block in watch.run.candidates:
