@@ -81,14 +81,20 @@ class ReuseAwareQueue(Generic[B]):
             if mark is not old or run is None:
                 self._reused(request, old, run, tokens)
                 old, tokens = mark, 0
-                run = self._run(request, NEW if old is None else old.next_past(request.start_s))
+                run = self._successor(request, old)
             block.mark = run
             tokens += self._tokens_of(block)
         self._reused(request, old, run, tokens)
 
+    def _successor(self, request: Request, old: Run | None) -> Run:
+        """Where blocks belong after this use; a second look of the same request is no reuse."""
+        if old is not None and old.request is request:
+            return old
+        return self._run(request, NEW if old is None else old.next_past(request.start_s))
+
     def _reused(self, request: Request, old: Run | None, run: Run | None, tokens: int) -> None:
         """Tokens in the tier passed from one run to another."""
-        if run is None:
+        if run is None or run is old:
             return
         if old is not None:
             self._notice(old.request)

@@ -246,6 +246,19 @@ def test_tokens_are_watched_once(requests: list[tuple[int, int, bool]]) -> None:
         assert watching == sum(run.tokens for run in runs)
 
 
+def test_a_request_that_looks_twice_reuses_nothing() -> None:
+    """An engine asks again while it waits for a place: that says nothing about reuse."""
+    queue = ReuseAwareQueue[Leaf]()
+    access = Access(time_s=1.0, num_tokens=300)
+    blocks = prompt(access, b"a", range(3))
+    for block in blocks:
+        queue.insert(block)
+    queue.use(blocks)
+    queue.use(blocks)
+    assert {block.mark.past.uses for block in blocks} == {0}
+    assert sum(queue.model.curve(("running",)).seen(2.0).reused) == 0
+
+
 def test_blocks_that_come_late_were_not_watched_before() -> None:
     """An answer takes a minute to be stored: its tokens were not there to be used until then."""
     queue = ReuseAwareQueue[Leaf]()
