@@ -130,6 +130,11 @@ class Request:
     ended: bool = False
 
     @property
+    def prompt_tokens(self) -> int:
+        """As it was told; otherwise as far as it was seen."""
+        return self.access.num_tokens or self.seen_tokens
+
+    @property
     def has_ended(self) -> bool:
         return self.access.stop is not Stop.UNKNOWN
 

@@ -49,6 +49,7 @@ class ReuseAwareQueue(Generic[B]):
         """Candidates that have not been ranked yet."""
         self._requests: dict[int, Request] = {}
         """By the identity of their access, which they keep alive; the newest last."""
+        self._last: Request | None = None
         self._ghosts = GhostRuns()
         self._timers = WatchTimers()
         self._now = 0.0
@@ -244,11 +245,13 @@ class ReuseAwareQueue(Generic[B]):
         if access is NO_ACCESS:
             return Request(access, self._now)
         self._advance(access.time_s)
-        request = self._requests[id(access)] = Request(access, access.time_s)
+        prompt_tokens = self._last.prompt_tokens if self._last is not None else access.num_tokens
+        request = self._last = Request(access, access.time_s)
+        self._requests[id(access)] = request
         if len(self._requests) > MAX_REQUESTS:
             self._uncover(self._requests.pop(next(iter(self._requests))))
-        self.guard.prompt(access.num_tokens)
-        if self.model.requested(self._now, access.num_tokens):
+        self.guard.prompt(prompt_tokens)
+        if self.model.requested(self._now, prompt_tokens):
             self._cells.reorder()
         return request
 

@@ -299,3 +299,12 @@ def test_memory_is_in_proportion_to_the_tier() -> None:
     assert len(queue._ghosts) <= GHOSTS + 2 * 21
     assert len(queue._requests) <= 512
     assert len(queue._timers) <= 2 * (GHOSTS + 2 * 21) + 1024
+
+
+def test_lengths_of_prompts_are_seen_where_nobody_tells_them() -> None:
+    """Without a gateway: what was taken in of a prompt is its length."""
+    queue = ReuseAwareQueue[Leaf]()
+    for number in range(5):
+        for block in prompt(Access(time_s=float(number)), bytes([number]), range(3)):
+            queue.insert(block)
+    assert queue.guard._prompt_tokens > 200
