@@ -68,7 +68,7 @@ class Hierarchy:
         self.memory = memory
         self.lower = list(lower)
         if self.lower:
-            memory.is_below = self.lower[0].__contains__
+            memory.stand_above(self.lower[0].__contains__)
         self.loading = loading
         self.retention = retention
         self._clock = clock

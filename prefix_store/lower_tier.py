@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from policies.access import Access
 from policies.admission import AdmissionGate
+from policies.eviction.retained import let_all_in
 from policies.transfer_rate import TransferRate
 from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
@@ -101,7 +102,7 @@ class LowerTier:
         self._publish = publish
         self._below = below
         self._clock = clock
-        self._index: RadixIndex[KeptBlock] = RadixIndex(settings.eviction)
+        self._index: RadixIndex[KeptBlock] = RadixIndex(self._order(settings))
         self._room = _Room()
         self._keeping = asyncio.Lock()
         self.reads = TransferRate()
@@ -292,7 +293,7 @@ class LowerTier:
     async def apply(self, settings: LowerTierSettings, gate: AdmissionGate) -> None:
         """Other policies and another quota from now on; blocks stay, as far as the quota lets."""
         if settings.eviction != self.settings.eviction:
-            order_by(self._index, settings.eviction, self._clock())
+            order_by(self._index, self._order(settings), self._clock())
         self.settings, self.gate = settings, gate
         self._backend.resize(settings.capacity_bytes)
         async with self._keeping:
@@ -332,6 +333,9 @@ class LowerTier:
             rest = outgoing[len(entered) :]
             self._room.reserved_bytes -= sum(record.block.num_bytes for record in rest)
         return entered
+
+    def _order(self, settings: LowerTierSettings) -> Eviction:
+        return settings.eviction if self._below is None else let_all_in(settings.eviction)
 
     async def _make_room(self, size: int, offer: Offer, access: Access) -> bool:
         newcomer = Node(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from policies.access import NO_ACCESS, Access
 from policies.admission import all_of
 from policies.config import MemoryTierConfig, pin_budget_of
-from policies.eviction.retained import Retained
+from policies.eviction.retained import Retained, let_all_in
 from prefix_store import events
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent, ExtentAllocator
-from prefix_store.index import Node, RadixIndex
+from prefix_store.index import Eviction, Node, RadixIndex
 from prefix_store.pins import Pins, order_by
 from prefix_store.record import RecordHeader, read_header
 from prefix_store.tier_counters import Removal, TierCounters
@@ -108,6 +108,7 @@ class MemoryTier:
         self.counters = TierCounters()
         self.is_below: Callable[[BlockHash], bool] = _everything
         """Whether the tier below has a block, so that nothing is lost when it goes."""
+        self._is_last = True
 
     def __len__(self) -> int:
         return len(self._index)
@@ -327,7 +328,7 @@ class MemoryTier:
         if config.admission != self._config.admission:
             self._gate = all_of(config.admission)
         if _eviction_of(config) != _eviction_of(self._config):
-            order_by(self._index, _eviction_of(config), now)
+            order_by(self._index, self._order(config), now)
         self._config = config
 
     def note(self, hashes: Sequence[BlockHash], access: Access) -> None:
@@ -337,6 +338,16 @@ class MemoryTier:
     @property
     def pins(self) -> Pins[StoredBlock]:
         return Pins("memory", self._index)
+
+    def stand_above(self, is_below: Callable[[BlockHash], bool]) -> None:
+        """A tier lies below and has the blocks for which this is true."""
+        self.is_below = is_below
+        self._is_last = False
+        order_by(self._index, self._order(self._config), 0.0)
+
+    def _order(self, config: MemoryTierConfig) -> Eviction:
+        eviction = _eviction_of(config)
+        return eviction if self._is_last else let_all_in(eviction)
 
     def reconsider(self, block_hash: BlockHash) -> None:
         """What is known of a block's last use has changed."""

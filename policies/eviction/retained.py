@@ -5,18 +5,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Generic
 
 from policies.access import DEFAULT_PRIORITY, PLAIN, Access, Retention
 from policies.eviction.base import B, EvictionQueue
 from policies.eviction.deadlines import Deadline, Deadlines
-
-
-class Kind(Protocol):
-    """Any of policies.eviction."""
-
-    def queue(self) -> EvictionQueue[Any]: ...
+from policies.eviction.lets_all_in import Kind, LetsAllIn
 
 
 @dataclass(slots=True)
@@ -262,3 +257,10 @@ class Retained:
 
     def queue(self) -> RetainedQueue[Any]:
         return RetainedQueue[Any](self.eviction, self.pin_budget_bytes)
+
+
+def let_all_in(eviction: Kind) -> Kind:
+    """The same eviction for a tier above others: only retention may keep a block out."""
+    if isinstance(eviction, Retained):
+        return replace(eviction, eviction=LetsAllIn(eviction.eviction))
+    return LetsAllIn(eviction)

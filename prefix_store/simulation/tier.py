@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from policies.access import Access
 from policies.admission import AdmissionGate, AlwaysGate
+from policies.eviction.retained import let_all_in
 from prefix_store.base import BlockHash
 from prefix_store.index import Eviction, Node, RadixIndex
 
@@ -43,7 +44,9 @@ class SimulatedTier:
         self.capacity_bytes = capacity_bytes
         self.gate = gate if gate is not None else AlwaysGate()
         self.write_on_save = write_on_save
-        self.index: RadixIndex[None] = RadixIndex(eviction)
+        self.index: RadixIndex[None] = RadixIndex(
+            eviction if below is None else let_all_in(eviction)
+        )
         self.used_bytes = 0
         self.count = TierCount()
         self._below = below
