@@ -76,6 +76,8 @@ class Tiered:
         self.stack = stack
         self.name = name
         self._keys = keys
+        self.repeats = 0
+        """Requests that were asked again."""
         stack.use_store(loading={"kind": "always"}, **keys)
 
     def ask(self, prompt: list[int], **options: Any) -> Any:
@@ -86,6 +88,7 @@ class Tiered:
             answer = self.stack.complete(prompt, max_tokens=4, **options)
             if self._time_outs() == before:
                 return answer
+            self.repeats += 1
             self.stack.await_connector()
             self.stack.forget_device()
         pytest.fail("the store never answers in time")
@@ -188,6 +191,7 @@ def check_hits(tiered: Tiered, new_prompt: NewPrompt) -> None:
     with stack.store() as store, reports_of(stack) as report_of:
         for i, prompt in enumerate(prompts):
             name, expected = f"tiers-{tiered.name}-{i}", reusable(len(prompt))
+            repeats = tiered.repeats
             stored = tiered.ask(prompt, kv_transfer_params={"headstart.request_id": name})
             assert device[i].cached_tokens == stored.cached_tokens == expected
             assert stored.tokens == device[i].tokens
@@ -196,7 +200,8 @@ def check_hits(tiered: Tiered, new_prompt: NewPrompt) -> None:
             report = report_of(name)
             assert report.num_tokens == expected
             from_where = (expected, 0) if tiered.name == "disk" else (0, expected)
-            assert (report.disk_tokens, report.redis_tokens) == from_where
+            if tiered.repeats == repeats:  # else the first try has brought it up into memory
+                assert (report.disk_tokens, report.redis_tokens) == from_where
         stats = store.stats()
         assert stats.loads_failed == 0
         assert stats.tokens_loaded == sum(map(reusable, LENGTHS))
@@ -273,7 +278,7 @@ def test_a_block_damaged_on_disk_is_computed_again(on_disk: Tiered, new_prompt: 
     device = on_disk.ask(prompt)
     on_disk.await_blocks(500 // BLOCK)
     damaged = damage(on_disk, prompt[5 * BLOCK : 6 * BLOCK])
-    inode = damaged.stat().st_ino
+    broken = damaged.read_bytes()
     on_disk.restart_empty()
     with stack.store() as store:
         answer = on_disk.ask(prompt)
@@ -282,7 +287,7 @@ def test_a_block_damaged_on_disk_is_computed_again(on_disk: Tiered, new_prompt: 
         assert tier(store, "disk").evictions["corrupt"] > 0
         # Computed, saved and written again; the next request reuses all of it.
         spin_until(lambda: tier(store, "disk").blocks == 500 // BLOCK)
-        assert damaged.stat().st_ino != inode
+        assert damaged.read_bytes() != broken
         stack.forget_device()
         assert on_disk.ask(prompt).cached_tokens == reusable(500)
 

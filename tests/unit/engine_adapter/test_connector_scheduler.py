@@ -183,6 +183,7 @@ def test_a_failed_load_is_not_tried_again_and_is_saved_again(setting: Any) -> No
     setting.half.allocated(request, [1, 2, 3, 4, 5], 16)
     setting.half.orders(FakeStep({}, []))
     setting.client.drop(setting.hashes[2])  # as the worker does with a damaged block
+    setting.client.stats()  # the answer says that it was heard
     setting.half.loaded({"a"}, {3, 4})
     assert setting.half.num_matched_tokens(request, 8) == 0
     request.num_computed_tokens = 8
