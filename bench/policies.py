@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from bench.report import machine, print_table, write_json
+from bench.report import machine, write_json
 from gateway.simulate_plot import save_plot
 from policies.eviction import Eviction
 from prefix_store.simulation.grid import Cell, Foresight, SimulatedEviction, TierPlan, replay_grid
@@ -153,7 +153,8 @@ def main() -> int:
         rows += rows_of(trace, reports)
         if args.plot is not None:
             save_plot(args.plot / f"policies-{name}.svg", name, reports)
-    print_table("token hit rate after the warm-up", columns(), [line_of(row) for row in rows])
+    print("token hit rate after the warm-up\n")
+    print(markdown(rows))
     for verdict in verdicts(rows):
         print(verdict)
     if args.markdown:
