@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from prefix_store.base import BlockHash
 from prefix_store.index import Node
-from prefix_store.lower_tier import NOTHING, LowerTier, Offer
+from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import MemoryTier, StoredBlock
+from prefix_store.offers import NOTHING, Offer
 from prefix_store.record import read_header
 
 logger = logging.getLogger(__name__)
@@ -119,12 +120,7 @@ class Demotions:
     async def _copy(self, node: Node[StoredBlock], tier: LowerTier) -> None:
         """Offer a block and its ancestors, all of which memory has. Only what the tier lacks is
         held and looked at: chains are long."""
-        chain: list[Node[StoredBlock]] = []
-        above: Node[StoredBlock] | None = node
-        while above is not None:
-            chain.append(above)
-            above = above.parent
-        chain.reverse()
+        chain = node.lineage()
         wanted = tier.wanted([each.hash for each in chain], node.access)
         if not wanted:
             return
@@ -141,11 +137,9 @@ class Demotions:
         data = self._memory.record(node)
         header = read_header(data)
         tokens = header.token_ids if header is not None else b""
-        parent = node.parent.hash if node.parent is not None else None
-        return Offer(node.hash, parent, tokens, node.value.salt, data)
+        return Offer(node.hash, node.parent_hash, tokens, node.value.salt, data)
 
 
 def _known(node: Node[StoredBlock]) -> Offer:
     """Of a block that the tier has."""
-    parent = node.parent.hash if node.parent is not None else None
-    return Offer(node.hash, parent, b"", node.value.salt, NOTHING)
+    return Offer(node.hash, node.parent_hash, b"", node.value.salt, NOTHING)

@@ -23,7 +23,7 @@ from prefix_store.demotions import Demotions
 from prefix_store.extents import Extent
 from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import MatchedRun, MemoryTier, Place
-from prefix_store.pins import PinGroup, PinOwner, Pins
+from prefix_store.pins import ANYBODY, PinGroup, PinOwner, Pins
 from prefix_store.promotions import Promotions, Upward
 from prefix_store.shared_lookups import SharedLookups
 
@@ -183,7 +183,8 @@ class Hierarchy:
             await tier.drop(block_hash)
 
     async def clear(self) -> int:
-        """Empty all tiers of what nobody uses; returns how many blocks went."""
+        """Empty all tiers of what nobody uses, pinned or not; returns how many blocks went."""
+        self.unpin(ANYBODY)
         num_blocks = self.memory.clear()
         for tier in self.lower:
             num_blocks += await tier.clear()

@@ -87,6 +87,19 @@ class Node(Generic[V]):
     def is_leaf(self) -> bool:
         return self._first_child is None
 
+    @property
+    def parent_hash(self) -> BlockHash | None:
+        """None: the first block of a prompt."""
+        return self.parent.hash if self.parent is not None else None
+
+    def lineage(self) -> list[Node[V]]:
+        """From the first block of its prompt to this one."""
+        nodes = [self]
+        while (above := nodes[-1].parent) is not None:
+            nodes.append(above)
+        nodes.reverse()
+        return nodes
+
 
 class RadixIndex(Generic[V]):
     """Nodes by hash, with tail-first eviction in the order of a policy. Plain and synchronous, so

@@ -7,12 +7,10 @@ block comes with the ancestors that are not here yet, and tails go first.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from policies.access import Access
 from policies.admission import AdmissionGate
@@ -22,38 +20,12 @@ from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.events import KVEvent
 from prefix_store.index import Eviction, Node, RadixIndex
+from prefix_store.offers import NOTHING, Offer, offer_of, slices, with_data
 from prefix_store.pins import Pins, order_by
-from prefix_store.record import read_header
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-NOTHING = memoryview(b"")
-
-SLICE_BYTES = 4 * 1024**2
-"""Written and read at a time: small enough that what has come can be used meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A block that may be kept, with its bytes, which do not change meanwhile."""
-
-    block_hash: BlockHash
-    parent: BlockHash | None
-    token_ids: bytes
-    salt: str
-    data: memoryview
-    """Empty for a block that is not to be written, since the tier has it."""
-
-    def kept(self, num_bytes: int) -> KeptBlock:
-        """For a catalogue."""
-        return KeptBlock(
-            self.block_hash, self.parent, len(self.token_ids) // 4, num_bytes, self.salt,
-            self.token_ids, len(self.data),
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -205,11 +177,11 @@ class LowerTier:
                 return len(known)
             admitted = self.gate.admit([offer.block_hash for offer in offers], access)
             self.counters.blocks_refused += len(offers) - max(admitted, len(known))
-            missing = _with_data(missing[: max(0, admitted - len(known))])
+            missing = with_data(missing[: max(0, admitted - len(known))])
             held = list(known)
             self._index.lease(held)
             try:
-                for batch in _slices(missing, _data_bytes):
+                for batch in slices(missing, lambda offer: len(offer.data)):
                     written = await self._write(batch, access)
                     self._index.lease(written)
                     held += written
@@ -366,20 +338,19 @@ class LowerTier:
 
     async def _pass_on(self, node: Node[KeptBlock], below: LowerTier) -> None:
         """Offer a block, and its ancestors that are not there, to the tier below."""
-        chain: list[Node[KeptBlock]] = []
-        above: Node[KeptBlock] | None = node
-        while above is not None:
-            chain.append(above)
-            above = above.parent
-        chain.reverse()
+        chain = node.lineage()
         wanted = below.wanted([each.hash for each in chain], node.access)
         num_below = wanted.start
-        for batch in _slices(chain[wanted.start : wanted.stop], _record_bytes):
+        for batch in slices(
+            chain[wanted.start : wanted.stop], lambda node: node.value.record_bytes
+        ):
             views = [memoryview(bytearray(each.value.record_bytes)) for each in batch]
             blocks = await self._backend.read([each.hash for each in batch], views)
             whole = next((i for i, b in enumerate(blocks) if b is None), len(blocks))
-            offers = [_offer(each, NOTHING) for each in chain[:num_below]]
-            offers += list(map(_offer, batch[:whole], views))
+            offers = [offer_of(each.value, NOTHING) for each in chain[:num_below]]
+            offers += [
+                offer_of(each.value, view) for each, view in zip(batch[:whole], views, strict=False)
+            ]
             num_below += whole
             num_kept = await below.keep(offers, node.access)
             if whole < len(batch):
@@ -421,36 +392,3 @@ class LowerTier:
 def _announced(node: Node[KeptBlock]) -> Announced:
     block = node.value
     return Announced(block.block_hash, block.parent, block.token_ids, block.salt)
-
-
-def _offer(node: Node[KeptBlock], data: memoryview) -> Offer:
-    block = node.value
-    header = None if block.token_ids else read_header(data)
-    tokens = header.token_ids if header is not None else block.token_ids
-    return Offer(block.block_hash, block.parent, tokens, block.salt, data)
-
-
-def _record_bytes(node: Node[KeptBlock]) -> int:
-    return node.value.record_bytes
-
-
-def _data_bytes(offer: Offer) -> int:
-    return len(offer.data)
-
-
-def _with_data(offers: Sequence[Offer]) -> list[Offer]:
-    """The leading offers that can be written."""
-    return list(itertools.takewhile(lambda offer: len(offer.data) > 0, offers))
-
-
-def _slices(items: Sequence[T], size_of: Callable[[T], int]) -> list[list[T]]:
-    """Batches of about SLICE_BYTES, at least one item each."""
-    result: list[list[T]] = []
-    size = SLICE_BYTES
-    for item in items:
-        if size >= SLICE_BYTES:
-            result.append([])
-            size = 0
-        result[-1].append(item)
-        size += size_of(item)
-    return result

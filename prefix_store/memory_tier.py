@@ -467,5 +467,4 @@ def _newcomer(
 
 
 def _announced(node: Node[StoredBlock], header: RecordHeader) -> Announced:
-    parent = node.parent.hash if node.parent is not None else None
-    return Announced(node.hash, parent, header.token_ids, node.value.salt)
+    return Announced(node.hash, node.parent_hash, header.token_ids, node.value.salt)

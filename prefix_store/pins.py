@@ -29,6 +29,10 @@ class PinOwner:
         )
 
 
+ANYBODY = PinOwner("", "", "")
+"""Matches every owner."""
+
+
 @dataclass(frozen=True, slots=True)
 class PinGroup:
     """Pinned blocks of one owner in one tier."""

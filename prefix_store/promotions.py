@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from policies.access import Access
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent
-from prefix_store.lower_tier import SLICE_BYTES, LowerTier
+from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import MemoryTier, Place
+from prefix_store.offers import SLICE_BYTES
 
 logger = logging.getLogger(__name__)
 

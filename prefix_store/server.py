@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from policies.config import HeadstartConfig, StoreConfig
 from prefix_store import protocol
 from prefix_store.arena import Arena
-from prefix_store.base import BlockHash, StoreError, StoreProtocolError
+from prefix_store.base import BlockHash, StoreProtocolError
 from prefix_store.event_publisher import EventPublisher
 from prefix_store.events import KVEvent
 from prefix_store.hierarchy import Hierarchy
@@ -29,6 +27,7 @@ from prefix_store.memory_tier import RESERVATION_S, MemoryTier
 from prefix_store.pins import PinOwner
 from prefix_store.reloading import applicable
 from prefix_store.runtime_dir import RuntimePaths
+from prefix_store.server_socket import listen, receive, send
 from prefix_store.tier_setup import apply_policies, on_save_tiers, start_lower_tiers, tier_stats
 
 logger = logging.getLogger(__name__)
@@ -36,10 +35,6 @@ logger = logging.getLogger(__name__)
 MAX_CLIENTS = 256
 SNAPSHOT_SLICE = 200
 """Blocks; a few milliseconds of work."""
-
-
-class SocketInUseError(StoreError):
-    """Another store serves this socket."""
 
 
 @dataclass(slots=True)
@@ -72,7 +67,7 @@ class StoreServer:
         """Serve. `ready` is called once clients can connect. Raises SocketInUseError and
         ArenaMemoryError; ends by cancellation and leaves nothing behind."""
         self._paths.create()
-        listener = _listen(self._socket_path)
+        listener = listen(self._socket_path)
         arena = None
         publisher = None
         try:
@@ -185,19 +180,19 @@ class StoreServer:
     async def _serve_client(self, connection: socket.socket) -> None:
         client = "a client"
         try:
-            hello = await _receive(connection)
+            hello = await receive(connection)
             client = await self._welcome(connection, hello)
-            while (request := await _receive(connection)) is not None:
+            while (request := await receive(connection)) is not None:
                 if isinstance(request, protocol.Serving):
                     self._connectors[id(connection)] = client
                     continue
                 answer = await self._handle(request, client, writer=id(connection))
                 if answer is not None:
-                    await _send(connection, answer)
+                    await send(connection, answer)
         except StoreProtocolError as error:
             logger.warning("store: %s: %s", client, error)
             with contextlib.suppress(OSError):
-                await _send(connection, protocol.Refused(str(error)))
+                await send(connection, protocol.Refused(str(error)))
         except OSError as error:
             logger.info("store: %s is gone: %s", client, error)
         except Exception:
@@ -344,61 +339,3 @@ class StoreServer:
 def _engine_of(client: str) -> str:
     """Connectors call themselves engine-0/scheduler and engine-0/worker."""
     return client.partition("/")[0]
-
-
-def _listen(path: Path) -> socket.socket:
-    """A listening Unix socket. A socket file that nobody serves is replaced."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.setblocking(False)
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.exists():
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-            else:
-                raise SocketInUseError(
-                    f"another store serves {path}; stop it or set store.socket to another path"
-                )
-        listener.bind(str(path))
-        os.chmod(path, 0o600)
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise StoreError(f"store.socket: cannot listen on {path}: {error.strerror}") from error
-    except SocketInUseError:
-        listener.close()
-        raise
-    finally:
-        probe.close()
-    return listener
-
-
-async def _receive(connection: socket.socket) -> protocol.Request | None:
-    """The next request; None when the client has closed the connection between two messages."""
-    header = await _read_exactly(connection, 4)
-    if header is None:
-        return None
-    body = await _read_exactly(connection, protocol.frame_length(header))
-    if body is None:
-        raise StoreProtocolError("the connection ended in the middle of a message")
-    return protocol.decode_request(body)
-
-
-async def _read_exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < num_bytes:
-        piece = await loop.sock_recv(connection, num_bytes - len(data))
-        if not piece:
-            if data:
-                raise StoreProtocolError("the connection ended in the middle of a message")
-            return None
-        data += piece
-    return data
-
-
-async def _send(connection: socket.socket, answer: protocol.Answer) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, protocol.frame(answer))

@@ -136,7 +136,7 @@ class SimulatedTier:
         """The tier above evicted a block; it comes with the ancestors that are missing here."""
         if gone.hash in self.index:
             return
-        chain = _chain_to(gone)
+        chain = [node.hash for node in gone.lineage()]
         block = BlockShape(gone.num_tokens, gone.num_bytes)
         if self.offer(chain, block, gone.access, now) < len(chain):
             self.count.refused_blocks += 1
@@ -170,13 +170,3 @@ class BlockShape:
 
     num_tokens: int
     num_bytes: int
-
-
-def _chain_to(node: SimulatedNode) -> list[BlockHash]:
-    chain: list[BlockHash] = []
-    above: SimulatedNode | None = node
-    while above is not None:
-        chain.append(above.hash)
-        above = above.parent
-    chain.reverse()
-    return chain

@@ -206,6 +206,17 @@ def test_after_their_ttl_blocks_are_the_first_to_go(start: Any) -> None:
     assert engine.resident(expired) == 0
 
 
+def test_clearing_takes_pinned_blocks_too(start: Any) -> None:
+    """Pins hold against eviction, not against who empties the store."""
+    engine = start(PIN_CONTRACTS)
+    (pinned,) = prompts(1)
+    engine.serve(pinned, tenant="acme", session="s", prefix="contract-1")
+    assert engine.client.pins().pins
+    assert engine.client.clear() == BLOCKS
+    assert engine.client.pins().pins == []
+    assert engine.client.stats().blocks == 0
+
+
 def test_a_listing_is_cut_and_says_so(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of sessions may pin; filters find those that were left out."""
     monkeypatch.setattr(protocol, "MAX_PINS", 2)
