@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import in_background, spin_until
 
 from prefix_store.record import payload, read_header
 
@@ -24,27 +24,6 @@ def healthy_stack(engine_stack: Any) -> Iterator[Any]:
     """The store is there again afterwards, whatever the test did to it."""
     yield engine_stack
     engine_stack.restart_store()
-
-
-def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Start `call`; the result is a function that waits for its answer."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(call()))
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(240)
-        assert answers, "the request failed"
-        return answers[0]
-
-    return wait
-
-
-def spin_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Without a pause: what is waited for lasts milliseconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
 
 
 def test_a_damaged_block_is_computed_again(engine_stack: Any, new_prompt: NewPrompt) -> None:

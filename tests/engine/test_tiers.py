@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from redis_server import RedisServer, installed_servers
+from waiting import in_background, spin_until
 
 from engine_adapter.event_subscriber import EventSubscriber
 from engine_adapter.load_reports import LoadReports
@@ -35,28 +36,6 @@ NewPrompt = Callable[[int], list[int]]
 def reusable(num_tokens: int) -> int:
     """Tokens in full blocks, with at least one token left to compute."""
     return (num_tokens - 1) // BLOCK * BLOCK
-
-
-def spin_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Without a long pause: what is waited for may last milliseconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.0005)
-
-
-def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Start `call`; the result is a function that waits for its answer."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(call()))
-    thread.start()
-
-    def wait() -> Any:
-        thread.join(240)
-        assert answers, "the request failed"
-        return answers[0]
-
-    return wait
 
 
 def tier(store: Any, name: str) -> Any:
