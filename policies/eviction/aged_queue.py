@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,9 +29,9 @@ class AgedQueue(RankedQueue[B]):
         super().__init__()
         self._age = 0.0
 
+    @abstractmethod
     def value(self, block: B, uses: int) -> float:
         """Of a block that was used so often."""
-        raise NotImplementedError
 
     def rank(self, block: B) -> Rank:
         if block.mark is None:

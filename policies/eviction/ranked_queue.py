@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic
 
@@ -11,7 +12,7 @@ from policies.eviction.base import B
 Rank = tuple[float, ...]
 
 
-class RankedQueue(Generic[B]):
+class RankedQueue(ABC, Generic[B]):
     """A heap of (rank, block), lowest first, with lazy deletion: at most half of its entries are
     stale. Subclasses define `rank` and may overload what else they want to see."""
 
@@ -20,9 +21,9 @@ class RankedQueue(Generic[B]):
         self._live: dict[B, int] = {}
         self._serial = 0
 
+    @abstractmethod
     def rank(self, block: B) -> Rank:
         """Its place in the order now."""
-        raise NotImplementedError
 
     def insert(self, block: B) -> None:
         return
