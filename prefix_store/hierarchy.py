@@ -22,9 +22,10 @@ from prefix_store.base import BlockHash
 from prefix_store.demotions import Demotions
 from prefix_store.extents import Extent
 from prefix_store.lower_tier import LowerTier
-from prefix_store.memory_tier import MatchedRun, MemoryTier, Place
+from prefix_store.memory_tier import MatchedRun, MemoryTier
 from prefix_store.pins import ANYBODY, PinGroup, PinOwner, Pins
 from prefix_store.promotions import Promotions, Upward
+from prefix_store.reservations import Place
 from prefix_store.shared_lookups import SharedLookups
 
 MAX_REQUESTS = 16_384

@@ -7,7 +7,7 @@ leased block is never moved or overwritten, not even after it was dropped.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from prefix_store.extents import Extent, ExtentAllocator
 from prefix_store.index import Eviction, Node, RadixIndex
 from prefix_store.pins import Pins, order_by
 from prefix_store.record import RecordHeader, read_header
+from prefix_store.reservations import Place, Reservation, Reservations
 from prefix_store.tier_counters import Removal, TierCounters
 from prefix_store.tier_events import Announced, removed_event, stored_events
 
@@ -61,25 +62,6 @@ class _Lease:
     expires: float
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A reserved place. Tickets are never used again, offsets are."""
-
-    ticket: int
-    extent: Extent
-
-
-@dataclass(slots=True)
-class _Reservation:
-    writer: int
-    block_hash: BlockHash
-    parent: BlockHash | None
-    extent: Extent
-    expires: float
-    held_parent: Node[StoredBlock] | None
-    """Leased, so that it does not go to make room for its own child."""
-
-
 class MemoryTier:
     """Pure bookkeeping over a view of the arena; every call is atomic. `now` is time.monotonic().
     `publish` gets what changed, in order."""
@@ -99,12 +81,9 @@ class MemoryTier:
         self._space = ExtentAllocator(len(view))
         self._index: RadixIndex[StoredBlock] = RadixIndex(_eviction_of(config))
         self._leases: OrderedDict[int, _Lease] = OrderedDict()
-        self._reservations: dict[int, _Reservation] = {}
-        self._reserved_hashes: Counter[BlockHash] = Counter()
+        self._reservations = Reservations[StoredBlock]()
         self._dropped: dict[int, Node[StoredBlock]] = {}
         self._lease_ids = itertools.count(1)
-        self._tickets = itertools.count(1)
-        self._reserved_bytes = 0
         self.counters = TierCounters()
         self.is_below: Callable[[BlockHash], bool] = _everything
         """Whether the tier below has a block, so that nothing is lost when it goes."""
@@ -123,12 +102,12 @@ class MemoryTier:
 
     @property
     def reserved_bytes(self) -> int:
-        return self._reserved_bytes
+        return self._reservations.num_bytes
 
     @property
     def used_bytes(self) -> int:
         """Of visible blocks and of dropped ones that somebody still reads."""
-        return self._space.used_bytes - self._reserved_bytes
+        return self._space.used_bytes - self._reservations.num_bytes
 
     @property
     def num_leases(self) -> int:
@@ -202,12 +181,12 @@ class MemoryTier:
         self.counters.blocks_refused += len(hashes) - admitted
         hashes = hashes[:admitted]
         held = self._index.get(parent) if parent is not None else None
-        if parent is not None and held is None and not self._reserved_hashes[parent]:
+        if parent is not None and held is None and parent not in self._reservations:
             self.counters.blocks_orphaned += len(hashes)
             return places
         for i, block_hash in enumerate(hashes):
             resident = self._index.get(block_hash)
-            if resident is None and not self._reserved_hashes[block_hash]:
+            if resident is None and block_hash not in self._reservations:
                 if held is not None:
                     self._index.lease([held])
                 extent = self._make_room(block_hash, held, record_bytes, access, now)
@@ -216,13 +195,9 @@ class MemoryTier:
                         self._index.release([held])
                     self.counters.blocks_refused += len(hashes) - i
                     break
-                ticket = next(self._tickets)
-                self._reservations[ticket] = _Reservation(
-                    writer, block_hash, parent, extent, now + kept_s, held
+                places[i] = self._reservations.add(
+                    Reservation(writer, block_hash, parent, extent, now + kept_s, held)
                 )
-                self._reserved_hashes[block_hash] += 1
-                self._reserved_bytes += extent.num_bytes
-                places[i] = Place(ticket, extent)
             parent, held = block_hash, resident
         return places
 
@@ -255,7 +230,7 @@ class MemoryTier:
     def abandon(self, writer: int, now: float) -> None:
         """A writer's connection has ended: its places are free again soon, so that whoever comes
         next can save the same blocks."""
-        for reservation in self._reservations.values():
+        for reservation in self._reservations:
             if reservation.writer == writer:
                 reservation.expires = min(reservation.expires, now + ABANDONED_S)
 
@@ -278,7 +253,7 @@ class MemoryTier:
                 break
             self.release(lease)
             self.counters.leases_expired += 1
-        late = [t for t, held in self._reservations.items() if held.expires <= now]
+        late = self._reservations.late(now)
         self.cancel(late)
         self.counters.reservations_expired += len(late)
 
@@ -355,7 +330,9 @@ class MemoryTier:
         if node is not None:
             self._index.reconsider(node)
 
-    def _admit(self, reservation: _Reservation, salt: str, access: Access) -> Announced | None:
+    def _admit(
+        self, reservation: Reservation[StoredBlock], salt: str, access: Access
+    ) -> Announced | None:
         block_hash, parent = reservation.block_hash, reservation.parent
         header = read_header(self._record(reservation.extent))
         if block_hash in self._index:
@@ -416,15 +393,9 @@ class MemoryTier:
             self._index.reconsider(node)
         return victim
 
-    def _end_reservation(self, ticket: int) -> _Reservation | None:
-        reservation = self._reservations.pop(ticket, None)
-        if reservation is None:
-            return None
-        self._reserved_bytes -= reservation.extent.num_bytes
-        self._reserved_hashes[reservation.block_hash] -= 1
-        if not self._reserved_hashes[reservation.block_hash]:
-            del self._reserved_hashes[reservation.block_hash]
-        if reservation.held_parent is not None:
+    def _end_reservation(self, ticket: int) -> Reservation[StoredBlock] | None:
+        reservation = self._reservations.end(ticket)
+        if reservation is not None and reservation.held_parent is not None:
             self._unlease([reservation.held_parent])
         return reservation
 

@@ -17,8 +17,9 @@ from policies.access import Access
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent
 from prefix_store.lower_tier import LowerTier
-from prefix_store.memory_tier import MemoryTier, Place
+from prefix_store.memory_tier import MemoryTier
 from prefix_store.offers import SLICE_BYTES
+from prefix_store.reservations import Place
 
 logger = logging.getLogger(__name__)
 
