@@ -12,7 +12,7 @@ from bench.report import Spread
 from prefix_store.backend import Backend, KeptBlock
 from prefix_store.base import BlockHash
 from prefix_store.disk_backend import DiskBackend
-from prefix_store.lower_tier import SLICE_BYTES
+from prefix_store.offers import SLICE_BYTES
 from prefix_store.redis_backend import RedisBackend
 
 SINGLE_READS = 50
