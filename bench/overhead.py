@@ -36,11 +36,11 @@ from bench.overhead_runs import (
 )
 from bench.report import machine, print_table, write_json
 from engine_adapter.vllm_build import installed_build
-from gateway.children import Child, Children, ChildSpec
-from gateway.cli_common import with_model
-from gateway.demo import demo_config, free_port, runtime_dir
-from gateway.local_http import is_healthy, request
-from gateway.stack import Stack
+from gateway.cli.common import with_model
+from gateway.demo.demo import demo_config, free_port, runtime_dir
+from gateway.local.children import Child, Children, ChildSpec
+from gateway.local.local_http import is_healthy, request
+from gateway.local.stack import Stack
 from policies.config import HeadstartConfig
 
 CLIENTS = 16

@@ -104,5 +104,5 @@ def cpu_s(pid: int) -> float:
 
 
 def only_child_of(pid: int) -> int:
-    """The process that a guard (gateway/child_guard.py) watches."""
+    """The process that a guard (gateway/local/child_guard.py) watches."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from bench.report import machine, write_json
-from gateway.simulate_plot import save_plot
+from gateway.cli.simulate_plot import save_plot
 from policies.eviction import Eviction
 from prefix_store.simulation.grid import Cell, Foresight, SimulatedEviction, TierPlan, replay_grid
 from prefix_store.simulation.replay import ReplaySettings

@@ -16,9 +16,9 @@ from bench.redis_for_bench import RedisServer, SlowProxy
 from bench.tier_speed import Speed, speed_of_disk, speed_of_redis
 from bench.ttft import SEED, Run, ask
 from engine_adapter.launcher import LaunchOptions, build_command
-from gateway.children import Child, Children, ChildSpec
-from gateway.local_http import request
-from gateway.stack import Stack
+from gateway.local.children import Child, Children, ChildSpec
+from gateway.local.local_http import request
+from gateway.local.stack import Stack
 from policies.config import StoreConfig
 from prefix_store.client import StoreClient
 from prefix_store.protocol import StoreStats, TierStats

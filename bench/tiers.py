@@ -24,9 +24,9 @@ from bench.report import Spread, machine, print_table, write_json
 from bench.tier_runs import NUM_TOKENS, SLOW_BYTES_S, Results, TiersBench
 from bench.ttft import SEED
 from engine_adapter.vllm_build import installed_build
-from gateway.cli_common import with_model
-from gateway.demo import demo_config, runtime_dir
-from gateway.stack import Stack
+from gateway.cli.common import with_model
+from gateway.demo.demo import demo_config, runtime_dir
+from gateway.local.stack import Stack
 from policies.config import HeadstartConfig
 
 WHOLE_HITS = ("engine", "memory", "disk", "disk, not cached", "redis")

@@ -22,11 +22,11 @@ from rich.console import Console
 
 from bench.report import Spread, machine, print_table, write_json
 from engine_adapter.vllm_build import installed_build
-from gateway.children import Child, Children
-from gateway.cli_common import with_model
-from gateway.demo import demo_config, runtime_dir
-from gateway.local_http import stream_lines
-from gateway.stack import Stack
+from gateway.cli.common import with_model
+from gateway.demo.demo import demo_config, runtime_dir
+from gateway.local.children import Child, Children
+from gateway.local.local_http import stream_lines
+from gateway.local.stack import Stack
 from policies.config import HeadstartConfig
 from prefix_store.client import StoreClient
 

@@ -17,27 +17,27 @@ from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.engine_client import EngineClient
 from engine_adapter.load_reports import LoadReports
 from engine_adapter.rendering import PromptRenderer
-from gateway.accounting import Accounting
-from gateway.app import App, Route
-from gateway.background import run_in_background
-from gateway.body import Api
-from gateway.body_memory import BodyMemory
-from gateway.choice import Replica
-from gateway.ended_calls import EndedCalls
-from gateway.followed_events import FollowedEvents
-from gateway.health import Health
-from gateway.listener import Listener
-from gateway.loop_lag import LoopLag
-from gateway.model_fetch import ensure_demo_model
-from gateway.outcomes import Outcomes
-from gateway.places import Places
-from gateway.proxy import Proxy, ServedModel
-from gateway.rendering_checks import RenderingChecks
-from gateway.request_log import RequestLog
-from gateway.stats_page import StatsPage
-from gateway.store_probe import StoreProbe
-from gateway.tenants import Tenants
-from gateway.user_error import UserError
+from gateway.accounts.accounting import Accounting
+from gateway.fleet.choice import Replica
+from gateway.fleet.followed_events import FollowedEvents
+from gateway.local.background import run_in_background
+from gateway.model.fetch import ensure_demo_model
+from gateway.request.body import Api
+from gateway.request.ended_calls import EndedCalls
+from gateway.request.health import Health
+from gateway.request.outcomes import Outcomes
+from gateway.request.places import Places
+from gateway.request.proxy import Proxy, ServedModel
+from gateway.request.rendering_checks import RenderingChecks
+from gateway.request.request_log import RequestLog
+from gateway.request.tenants import Tenants
+from gateway.settings.user_error import UserError
+from gateway.stats.loop_lag import LoopLag
+from gateway.stats.stats_page import StatsPage
+from gateway.stats.store_probe import StoreProbe
+from gateway.web.app import App, Route
+from gateway.web.body_memory import BodyMemory
+from gateway.web.listener import Listener
 from policies.config import EngineConfig, HeadstartConfig
 from prefix_store.base import BlockHash
 from prefix_store.residency import Holder, Medium, Residency

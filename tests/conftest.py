@@ -25,7 +25,7 @@ from hypothesis import settings
 
 from engine_adapter.launcher import LaunchOptions, build_command
 from engine_adapter.vllm_build import installed_build
-from gateway.model_fetch import ensure_demo_model
+from gateway.model.fetch import ensure_demo_model
 from policies.config import HeadstartConfig
 from prefix_store.client import StoreClient
 from prefix_store.extents import ALIGNMENT

@@ -17,9 +17,9 @@ from redis_server import RedisServer, installed_servers
 from store_engine import Engine, Prompt, prompts
 
 from engine_adapter.vllm_build import Platform, VllmBuild
-from gateway.children import Children
-from gateway.cli import main
-from gateway.stack import Stack
+from gateway.cli.main import main
+from gateway.local.children import Children
+from gateway.local.stack import Stack
 from policies.config import HeadstartConfig
 from prefix_store import protocol
 from prefix_store.base import StoreError

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.record import PromptTokens
-from gateway.waterfall import waterfall
+from gateway.accounts.record import PromptTokens
+from gateway.accounts.waterfall import waterfall
 
 tokens = st.integers(0, 5000)
 

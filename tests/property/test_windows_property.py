@@ -7,8 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.histogram import MAX_S, MIN_S, NUM_BUCKETS, RELATIVE_ERROR, bucket_of, quantiles
-from gateway.windows import SLOT_TICKS, SLOTS, Window, Windows, first_tick
+from gateway.accounts.histogram import (
+    MAX_S,
+    MIN_S,
+    NUM_BUCKETS,
+    RELATIVE_ERROR,
+    bucket_of,
+    quantiles,
+)
+from gateway.accounts.windows import SLOT_TICKS, SLOTS, Window, Windows, first_tick
 
 # Standing still, steps within a window, and silences longer than any window.
 steps = st.one_of(st.just(0), st.integers(1, 3), st.integers(1, 700), st.integers(3000, 20_000))

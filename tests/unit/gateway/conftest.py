@@ -18,17 +18,17 @@ from aiohttp import web
 
 from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.engine_client import EngineClient
-from gateway.app import App, Route
-from gateway.body_memory import BodyMemory
-from gateway.choice import Replica
-from gateway.ended_calls import EndedCalls
-from gateway.health import Health
-from gateway.listener import Listener
-from gateway.places import Places
-from gateway.proxy import Proxy, ServedModel
-from gateway.record import RequestRecord
-from gateway.request_log import RequestLog
-from gateway.tenants import Tenants
+from gateway.accounts.record import RequestRecord
+from gateway.fleet.choice import Replica
+from gateway.request.ended_calls import EndedCalls
+from gateway.request.health import Health
+from gateway.request.places import Places
+from gateway.request.proxy import Proxy, ServedModel
+from gateway.request.request_log import RequestLog
+from gateway.request.tenants import Tenants
+from gateway.web.app import App, Route
+from gateway.web.body_memory import BodyMemory
+from gateway.web.listener import Listener
 from policies.config import LimitsConfig
 from prefix_store.base import BlockHash
 from prefix_store.events import BlocksLoaded

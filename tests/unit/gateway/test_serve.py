@@ -13,10 +13,10 @@ import pytest
 from engine_adapter.base import RenderingError
 from engine_adapter.rendering import PromptRenderer
 from gateway import serve as root
-from gateway.record import Outcome
+from gateway.accounts.record import Outcome
+from gateway.accounts.stats_schema import CacheStats
 from gateway.serve import block_size_of, holders_of, serve
-from gateway.stats_schema import CacheStats
-from gateway.user_error import UserError
+from gateway.settings.user_error import UserError
 from policies.config import EngineConfig, HeadstartConfig
 
 

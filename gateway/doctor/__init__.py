@@ -1,0 +1,1 @@
+"""`headstart doctor`: every handshake, and what to change."""

@@ -1,0 +1,1 @@
+"""The replicas: which there are, what they hold, which one answers."""

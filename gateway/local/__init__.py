@@ -1,0 +1,1 @@
+"""Processes of this machine that Headstart starts and keeps."""

@@ -1,0 +1,1 @@
+"""The demo model: fetched, converted, checked."""

@@ -1,0 +1,1 @@
+"""The straight line of a request, from its body to its record."""

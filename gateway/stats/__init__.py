@@ -1,0 +1,1 @@
+"""The statistics and metrics pages, and who they ask."""
