@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from engine_adapter.base import LaunchError
 from engine_adapter.vllm_build import Platform, VllmBuild
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 CONNECTOR = {

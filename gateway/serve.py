@@ -38,7 +38,8 @@ from gateway.stats.store_probe import StoreProbe
 from gateway.web.app import App, Route
 from gateway.web.body_memory import BodyMemory
 from gateway.web.listener import Listener
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.base import BlockHash
 from prefix_store.residency import Holder, Medium, Residency
 from prefix_store.runtime_dir import RuntimePaths

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict
 
+MIB = 1024**2
+GIB = 1024**3
+
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

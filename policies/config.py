@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from policies.admission import ADMIT_ALL, Admission
-from policies.base import Duration, Settings, Size
+from policies.base import GIB, MIB, Duration, Settings, Size
+from policies.engine import EngineConfig
 from policies.eviction import Eviction, LruEviction
+from policies.fleet import AdminConfig, FleetConfig, RemoteStoreConfig
 from policies.loading import FasterThanRecomputeLoading, Loading
 from policies.retention import RetentionRule
-
-MIB = 1024**2
-GIB = 1024**3
+from policies.routing import LeastTtftRouting, Routing
 
 
 class ModelConfig(Settings):
@@ -26,32 +26,6 @@ class ModelConfig(Settings):
     """Directory with weights, tokenizer and chat template. Unset: the demo model, fetched once."""
     max_model_len: int = Field(default=8192, ge=64)
     """Context length in tokens."""
-
-
-class EngineConfig(Settings):
-    """One vLLM replica."""
-
-    kind: Literal["vllm"] = "vllm"
-    id: str = "engine-0"
-    url: str = "http://127.0.0.1:8000"
-    events: str | None = None
-    """ZMQ endpoint on which the engine publishes KV events. `ipc://...`: the engine binds, we
-    connect. `tcp://...`: vLLM connects, so we bind. Unset: ipc in the runtime directory."""
-    events_replay: str | None = None
-    """ZMQ endpoint of the engine's replay socket (the engine binds). Unset: ipc likewise."""
-    block_size: int = Field(default=32, ge=1)
-    """Tokens per KV block: multiples of 32 on CPUs, 16 is usual on CUDA."""
-    kv_cache: Size = Field(default=Size(GIB), ge=64 * MIB)
-    """KV memory of an engine that Headstart launches on a CPU (a GPU engine sizes its own)."""
-    extra_args: tuple[str, ...] = ()
-    """More arguments for vLLM, as they stand on its command line."""
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, value: str) -> str:
-        if not re.match(r"^https?://[^/]+", value):
-            raise ValueError(f"{value!r} is not an http(s) URL, such as http://127.0.0.1:8000")
-        return value.rstrip("/")
 
 
 class MemoryTierConfig(Settings):
@@ -203,6 +177,8 @@ class TenantConfig(Settings):
 
     key_file: str
     """File with this tenant's API keys, one a line."""
+    weight: float = Field(default=1.0, gt=0.0, le=1000.0)
+    """Its share of the engines while requests wait: 2 gets twice of what 1 gets."""
 
 
 class HeadstartConfig(Settings):
@@ -211,8 +187,16 @@ class HeadstartConfig(Settings):
     listen: str = "127.0.0.1:8080"
     model: ModelConfig = ModelConfig()
     engines: Annotated[tuple[EngineConfig, ...], Field(min_length=1)] = (EngineConfig(),)
+    more_models: Annotated[tuple[ModelConfig, ...], Field(max_length=64)] = ()
+    """Other models that engines of this fleet serve (`engines[].model`)."""
     store: StoreConfig | None = StoreConfig()
     """`store: null` runs without a store: only the engines' own caches are reused."""
+    remote_stores: Annotated[tuple[RemoteStoreConfig, ...], Field(max_length=256)] = ()
+    """Stores of other hosts whose replicas this gateway uses."""
+    routing: Routing = LeastTtftRouting()
+    """Which replica answers."""
+    fleet: FleetConfig = FleetConfig()
+    admin: AdminConfig = AdminConfig()
     limits: LimitsConfig = LimitsConfig()
     tenants: dict[str, TenantConfig] = Field(default_factory=dict)
     """Empty: no API key is asked for and everybody is the tenant `default`."""
@@ -237,7 +221,31 @@ class HeadstartConfig(Settings):
         twice = sorted({i for i in ids if ids.count(i) > 1})
         if twice:
             raise ValueError(f"engines: the id {twice[0]!r} stands twice; ids must differ")
+        names = [model.name for model in self.models]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"more_models: the name {twice[0]!r} stands twice; names must differ")
+        stores = [store.id for store in self.remote_stores]
+        stores += [self.store.id] if self.store is not None else []
+        for engine in self.engines:
+            self._check_engine(engine, set(names), set(stores))
         return self
+
+    @staticmethod
+    def _check_engine(engine: EngineConfig, models: set[str], stores: set[str]) -> None:
+        if engine.model is not None and engine.model not in models:
+            raise ValueError(
+                f"engines: {engine.id}: the model {engine.model!r} is not among {sorted(models)}"
+            )
+        if engine.store is not None and engine.store not in stores:
+            raise ValueError(
+                f"engines: {engine.id}: the store {engine.store!r} is not among {sorted(stores)}"
+            )
+
+    @property
+    def models(self) -> tuple[ModelConfig, ...]:
+        """All models, the first one first."""
+        return (self.model, *self.more_models)
 
     @property
     def host(self) -> str:

@@ -29,6 +29,7 @@ class Arena:
         self.num_bytes = num_bytes
         self._map = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.view = memoryview(self._map)
+        self._is_closed = False
 
     @classmethod
     def create(cls, num_bytes: int) -> Arena:
@@ -46,9 +47,10 @@ class Arena:
 
     def populate(self) -> None:
         """Map every page now instead of at the first touch of each: a load that runs into thousands
-        of page faults takes twice as long. Takes a moment for each GiB; other threads go on."""
+        of page faults takes twice as long. Takes about a second for each GiB; other threads go on.
+        Ends when the arena is closed."""
         memory = ctypes.c_char.from_buffer(self._map)
-        prefault(ctypes.addressof(memory), self.num_bytes)
+        prefault(ctypes.addressof(memory), self.num_bytes, is_wanted=lambda: not self._is_closed)
 
     def close_descriptor(self) -> None:
         """The mapping stays until nobody refers to it any more: threads that still read it need no
@@ -60,6 +62,7 @@ class Arena:
     def close(self) -> None:
         """Unmap at once; nobody may use `view` any more. Idempotent."""
         self.close_descriptor()
+        self._is_closed = True
         with contextlib.suppress(BufferError, ValueError):
             self.view.release()
             self._map.close()

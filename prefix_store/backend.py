@@ -6,7 +6,7 @@ is written, read and removed, and holds the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +41,11 @@ class OutgoingRecord:
     data: memoryview
 
 
+Arrived = Callable[[Sequence[KeptBlock]], None]
+"""Told on the event loop, during a read, of the next blocks of the run: they are whole, checked and
+may be used. Blocks behind one that is not there are not told of."""
+
+
 class Backend(Protocol):
     """Every call may be cancelled. A fault of the medium is never raised: it is logged once in a
     while, counted, and answered with "not written" or "not there"."""
@@ -72,9 +77,12 @@ class Backend(Protocol):
         """Write records, in this order; True where the record is there afterwards and whole."""
 
     async def read(
-        self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
+        self,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
-        """Read records; each buffer is as long as the record. None where it is not there, torn, of
+        """Read records, in about this order; each buffer is as long as the record. None where it is not there, torn, of
         another length, or not intact (header, hash, checksum): what lies there is removed then."""
 
     async def remove(self, hashes: Sequence[BlockHash]) -> None:

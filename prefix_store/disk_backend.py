@@ -17,14 +17,14 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from prefix_store.backend import KeptBlock, OutgoingRecord
+from prefix_store.backend import Arrived, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash
 from prefix_store.disk_counters import DiskCounters
 from prefix_store.disk_files import DiskFiles
+from prefix_store.disk_run import DiskRun
 from prefix_store.disk_turns import Turns, run_to_end
 
 THREADS = 4
@@ -97,11 +97,17 @@ class DiskBackend:
         )
 
     async def read(
-        self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
+        self,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
         if self._closed:
             return [None] * len(hashes)
-        return await self._run(hashes, lambda stop: self._read(hashes, into, stop))
+        run = DiskRun(self._files, hashes, into, arrived)
+        return await self._run(
+            hashes, lambda stop: run.read(self._threads, self._num_threads, stop)
+        )
 
     async def remove(self, hashes: Sequence[BlockHash]) -> None:
         if not self._closed:
@@ -150,22 +156,3 @@ class DiskBackend:
                 failed.add(block.block_hash)  # its children would be dead bytes
             written.append(done)
         return written
-
-    async def _read(
-        self, hashes: Sequence[BlockHash], into: Sequence[memoryview], stop: threading.Event
-    ) -> list[KeptBlock | None]:
-        blocks: list[KeptBlock | None] = [None] * len(hashes)
-
-        def read_every(first: int) -> None:
-            for i in range(first, len(hashes), self._num_threads):
-                if stop.is_set():
-                    break
-                blocks[i] = self._files.read(hashes[i], into[i])
-
-        shares = range(min(self._num_threads, len(hashes)))
-        reading = [self._in_thread(partial(read_every, first)) for first in shares]
-        if reading:
-            await asyncio.wait(reading)  # for all of them, even if one fails
-        for share in reading:
-            share.result()
-        return blocks

@@ -16,7 +16,7 @@ from policies.access import Access
 from policies.admission import AdmissionGate
 from policies.eviction.retained import let_all_in
 from policies.transfer_rate import TransferRate
-from prefix_store.backend import Backend, KeptBlock, OutgoingRecord
+from prefix_store.backend import Arrived, Backend, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.events import KVEvent
 from prefix_store.index import Eviction, Node, RadixIndex
@@ -192,18 +192,30 @@ class LowerTier:
             return len(held)
 
     async def read(
-        self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
+        self,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
-        """Read and check records. What is not there any more leaves the catalogue; but a shared
+        """Read and check records; `arrived` hears of them as they come. What is not there any more leaves the catalogue; but a shared
         medium that does not answer has lost nothing."""
         held = [node for node in map(self._index.get, hashes) if node is not None]
         self._index.lease(held)
         faults = self._backend.faults
         began = time.perf_counter()
+        num_arrived = 0
+
+        def note(blocks: Sequence[KeptBlock]) -> None:
+            nonlocal num_arrived
+            num_arrived += len(blocks)
+            if arrived is not None:
+                arrived(blocks)
+
         try:
-            blocks = await self._backend.read(hashes, into)
+            blocks = await self._backend.read(hashes, into, note)
         except asyncio.CancelledError:
-            self._was_given_up(sum(map(len, into)), time.perf_counter() - began)
+            begun = into[: num_arrived + 1]  # the last of them has not come yet
+            self._was_given_up(sum(map(len, begun)), time.perf_counter() - began)
             raise
         finally:
             self._index.release(held)

@@ -8,17 +8,18 @@ one transfer.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from policies.access import Access
+from prefix_store.backend import KeptBlock
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent
 from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import MemoryTier
-from prefix_store.offers import SLICE_BYTES
 from prefix_store.reservations import Place
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class Promotions:
             above = hashes[first - 1] if first else parent
             before = self._coming.get(above) if above is not None else None
             task = asyncio.get_running_loop().create_task(
-                self._bring(own, before, record_bytes, access, give_up_s)
+                self._bring(own, before, access, give_up_s)
             )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -157,24 +158,29 @@ class Promotions:
         self,
         blocks: Sequence[_Coming],
         before: _Coming | None,
-        record_bytes: int,
         access: Access,
         give_up_s: float | None,
     ) -> None:
         num_settled = 0
+
+        def arrived(kept: Sequence[KeptBlock]) -> None:
+            nonlocal num_settled
+            there = blocks[num_settled : num_settled + len(kept)]
+            self._memory.commit([each.place.ticket for each in there], kept[0].salt, access)
+            for coming in there:
+                self._settle(coming)
+                num_settled += 1
+
         try:
             async with asyncio.timeout(give_up_s):
                 if before is not None:
                     await before.settled.wait()
-                for batch in _batches(blocks, record_bytes):
-                    views = [self._view_of(coming.place) for coming in batch]
-                    kept = await batch[0].tier.read([c.block_hash for c in batch], views)
-                    for coming, block in zip(batch, kept, strict=True):
-                        if block is None:
-                            return
-                        self._memory.commit([coming.place.ticket], block.salt, access)
-                        self._settle(coming)
-                        num_settled += 1
+                for tier, group in itertools.groupby(blocks, lambda coming: coming.tier):
+                    run = list(group)
+                    views = [self._view_of(coming.place) for coming in run]
+                    kept = await tier.read([c.block_hash for c in run], views, arrived)
+                    if None in kept:
+                        return
         except TimeoutError:
             logger.info("a load took longer than computing would; the rest is computed")
         except Exception:
@@ -202,13 +208,3 @@ class Promotions:
         start = place.extent.offset
         return self._view[start : start + place.extent.num_bytes]
 
-
-def _batches(blocks: Sequence[_Coming], record_bytes: int) -> list[list[_Coming]]:
-    """Runs from one tier, of about SLICE_BYTES."""
-    most = max(1, SLICE_BYTES // record_bytes)
-    result: list[list[_Coming]] = []
-    for coming in blocks:
-        if not result or len(result[-1]) >= most or result[-1][0].tier is not coming.tier:
-            result.append([])
-        result[-1].append(coming)
-    return result

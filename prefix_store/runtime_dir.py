@@ -8,7 +8,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.base import StoreError
 
 

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prefix_store.backend import KeptBlock, OutgoingRecord
+from prefix_store.backend import Arrived, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.disk_turns import Turns
+
+READ_AT_ONCE = 2
+"""Records; then others come first."""
 
 EXTRA_BYTES = 16
 """What keeping a record costs beyond its own bytes."""
@@ -86,13 +89,23 @@ class FaultyBackend:
             return [self._write(record) for record in records]
 
     async def read(
-        self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
+        self,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
         async with self._turns.of(hashes):
             if self.gate is not None:
                 await self.gate.wait()
-            await self._elapse("read")
-            return [self._read(h, buffer) for h, buffer in zip(hashes, into, strict=True)]
+            blocks: list[KeptBlock | None] = []
+            for block_hash, buffer in zip(hashes, into, strict=True):
+                if len(blocks) % READ_AT_ONCE == 0:
+                    await self._elapse("read")
+                block = self._read(block_hash, buffer)
+                blocks.append(block)
+                if arrived is not None and block is not None and None not in blocks:
+                    arrived([block])
+            return blocks
 
     async def remove(self, hashes: Sequence[BlockHash]) -> None:
         async with self._turns.of(hashes):

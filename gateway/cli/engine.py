@@ -10,7 +10,8 @@ from engine_adapter.vllm_build import installed_build
 from gateway.cli.common import check_demo_model, config_of, model_dir_of, say
 from gateway.model.fetch import demo_model_dir
 from gateway.settings.user_error import UserError
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 

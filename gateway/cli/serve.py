@@ -25,7 +25,8 @@ from gateway.serve import serve
 from gateway.settings.config_watch import ConfigWatch
 from gateway.settings.user_dirs import state_dir
 from gateway.settings.user_error import UserError
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 logger = logging.getLogger(__name__)

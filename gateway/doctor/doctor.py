@@ -13,7 +13,8 @@ from gateway.doctor.engine import DOCTOR_SALT, EngineDoctor, probe_body
 from gateway.doctor.finding import Finding, Level, fail, ok
 from gateway.doctor.host import check_gateway, check_runtime_dir, check_store, check_tenants
 from gateway.doctor.tokens import check_events, check_rendering
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.hashing import routing_root
 from prefix_store.runtime_dir import RuntimePaths
 

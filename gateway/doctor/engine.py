@@ -10,7 +10,8 @@ from typing import Any
 from engine_adapter.vllm_build import TESTED_VLLM, is_tested
 from gateway.doctor.finding import Finding, fail, ok, warn
 from gateway.local.local_http import HttpError, is_healthy, request
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 DOCTOR_SALT = "headstart-doctor"

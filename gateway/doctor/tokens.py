@@ -14,7 +14,7 @@ from engine_adapter.rendering import PromptRenderer
 from gateway.doctor.engine import DOCTOR_SALT
 from gateway.doctor.finding import Finding, fail, ok, warn
 from gateway.local.local_http import HttpError, request
-from policies.config import EngineConfig
+from policies.engine import EngineConfig
 from prefix_store.events import BlockStored, EventBatch
 from prefix_store.hashing import routing_root
 from prefix_store.runtime_dir import RuntimePaths

@@ -16,7 +16,8 @@ from engine_adapter.vllm_build import VllmBuild
 from gateway.local.children import Child, Children, ChildSpec, Probe
 from gateway.local.keeping import Notice, keep_running
 from gateway.local.local_http import is_healthy, request
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
 from prefix_store.protocol import MAX_REASON_CHARS

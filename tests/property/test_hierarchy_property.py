@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from policies.admission import ADMIT_ALL, all_of
-from policies.config import MIB, MemoryTierConfig
+from policies.base import MIB
+from policies.config import MemoryTierConfig
 from policies.eviction import LruEviction
 from policies.loading import AlwaysLoading
 from prefix_store import events, protocol

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from policies.config import MIB, MemoryTierConfig
+from policies.base import MIB
+from policies.config import MemoryTierConfig
 from policies.eviction import FifoEviction, LruEviction
 from prefix_store import events
 from prefix_store.base import BlockHash

@@ -19,7 +19,8 @@ from engine_adapter.launcher import (
     port_is_free,
 )
 from engine_adapter.vllm_build import Platform, VllmBuild, installed_build
-from policies.config import EngineConfig, HeadstartConfig, ModelConfig, Size
+from policies.config import HeadstartConfig, ModelConfig, Size
+from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 PATHS = RuntimePaths(Path("/run/headstart"))

@@ -17,7 +17,8 @@ from gateway.accounts.record import Outcome
 from gateway.accounts.stats_schema import CacheStats
 from gateway.serve import block_size_of, holders_of, serve
 from gateway.settings.user_error import UserError
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from faulty_backend import FaultyBackend
 
 from policies.access import Access
 from policies.admission import ADMIT_ALL, all_of
-from policies.config import MIB, MemoryTierConfig
+from policies.base import MIB
+from policies.config import MemoryTierConfig
 from policies.eviction import LruEviction
 from policies.loading import AlwaysLoading
 from prefix_store import events, protocol

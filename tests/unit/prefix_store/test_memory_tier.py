@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.config import MIB, MemoryTierConfig
+from policies.base import MIB
+from policies.config import MemoryTierConfig
 from prefix_store import events
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.memory_tier import ABANDONED_S, RESERVATION_S, MemoryTier

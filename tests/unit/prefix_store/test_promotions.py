@@ -8,7 +8,8 @@ from faulty_backend import FaultyBackend
 
 from policies.access import NO_ACCESS
 from policies.admission import ADMIT_ALL, all_of
-from policies.config import MIB, MemoryTierConfig
+from policies.base import MIB
+from policies.config import MemoryTierConfig
 from policies.eviction import LruEviction
 from prefix_store import events
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root

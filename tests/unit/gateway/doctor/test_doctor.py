@@ -18,7 +18,8 @@ from gateway.doctor.engine import EngineDoctor, probe_body
 from gateway.doctor.finding import Finding, Level
 from gateway.doctor.host import check_gateway, check_runtime_dir, check_store, check_tenants
 from gateway.doctor.tokens import check_events
-from policies.config import EngineConfig, HeadstartConfig, TenantConfig
+from policies.config import HeadstartConfig, TenantConfig
+from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 HEALTHY: dict[str, Any] = {

@@ -12,7 +12,8 @@ import yaml
 from store_engine import Engine, Prompt
 
 from gateway.settings.config_file import load_config, parse_config
-from policies.config import EngineConfig, HeadstartConfig
+from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.client import StoreClient
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
