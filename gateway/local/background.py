@@ -1,4 +1,4 @@
-"""Tasks that run beside the requests for as long as the gateway lives."""
+"""Tasks that run beside the requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,40 @@ Run = Callable[[], Coroutine[Any, Any, None]]
 _RESTART_S = 1.0
 
 
-async def run_in_background(owned: AsyncExitStack, runs: Mapping[str, Run]) -> None:
-    """Tasks that end with `owned`."""
-    tasks = [asyncio.create_task(_keep(name, run), name=name) for name, run in runs.items()]
+class Background:
+    """Owns its tasks: each has a name, is started again when it fails, and ends with `stop` or
+    `close`."""
 
-    async def end() -> None:
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, name: str, run: Run) -> None:
+        """Run it from now on. A name stands for one task at a time."""
+        assert name not in self._tasks, name
+        self._tasks[name] = asyncio.create_task(_keep(name, run), name=name)
+
+    async def stop(self, name: str) -> None:
+        """End it, if it is there; returns when it has ended."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End all of them."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    owned.push_async_callback(end)
+
+async def run_in_background(owned: AsyncExitStack, runs: Mapping[str, Run]) -> None:
+    """Tasks that end with `owned`."""
+    background = Background()
+    owned.push_async_callback(background.close)
+    for name, run in runs.items():
+        background.start(name, run)
 
 
 async def _keep(name: str, run: Run) -> None:
