@@ -81,3 +81,26 @@ def test_whatever_happens_the_rules_hold(config, steps, others_settled):
     for _ in range(config.successes):
         condition.probe_ok()
     assert condition.accepts
+
+
+@given(
+    st.sampled_from([0.5, 1.0, 30.0, 100.0]),
+    st.lists(st.sampled_from([0.0, 5.0, 119.0, 120.0, 500.0]), min_size=1, max_size=20),
+)
+def test_back_off_doubles_is_bounded_and_forgiven(ejection, gaps):
+    """A replica that serves for `gap` seconds between its ejections."""
+    clock = Clock()
+    config = HealthConfig(ejection=ejection)
+    condition = Condition(config, clock, others_settled=lambda: True)
+    condition.probe_ok()
+    expected, longest = 0.0, max(MAX_EJECTION_S, ejection)
+    for gap in gaps:
+        clock.now += gap
+        condition.request_failed("refused", refused=True)
+        expected = min(2 * expected, longest) if expected and gap < 120.0 else ejection
+        clock.now += expected - 0.125
+        condition.probe_ok()
+        assert not condition.accepts
+        clock.now += 0.125
+        condition.probe_ok()
+        assert condition.accepts
