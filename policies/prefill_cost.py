@@ -56,25 +56,26 @@ class PrefillCost:
         if self._observations < ENOUGH:
             return None
         if self._coefficients is None:
-            self._coefficients = self._fit().tolist()
+            self._coefficients = non_negative_fit(self._moments, self._targets).tolist()
         _, linear, quadratic = self._coefficients
         return linear * num_tokens + quadratic * attended(context, num_tokens)
 
-    def _fit(self) -> np.ndarray:
-        """The best of all fits whose coefficients are not negative: with three of them, trying
-        every subset is the plain way."""
-        best, best_gain = np.zeros(3), -1.0
-        for size in (3, 2, 1):
-            for kept in itertools.combinations(range(3), size):
-                index = np.array(kept)
-                moments = self._moments[np.ix_(index, index)]
-                scale = 1.0 / np.sqrt(np.maximum(np.diag(moments), 1e-300))
-                scaled = moments * np.outer(scale, scale) + 1e-9 * np.eye(size)
-                part = scale * np.linalg.solve(scaled, scale * self._targets[index])
-                if (part < 0).any():
-                    continue
-                gain = float(2 * part @ self._targets[index] - part @ moments @ part)
-                if gain > best_gain * (1 + 1e-9):
-                    best, best_gain = np.zeros(3), gain
-                    best[index] = part
-        return best
+
+def non_negative_fit(moments: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The best of all least-squares fits whose coefficients are not negative, from their 3 x 3
+    moments: with three of them, trying every subset is the plain way."""
+    best, best_gain = np.zeros(3), -1.0
+    for size in (3, 2, 1):
+        for kept in itertools.combinations(range(3), size):
+            index = np.array(kept)
+            part_moments = moments[np.ix_(index, index)]
+            scale = 1.0 / np.sqrt(np.maximum(np.diag(part_moments), 1e-300))
+            scaled = part_moments * np.outer(scale, scale) + 1e-9 * np.eye(size)
+            part = scale * np.linalg.solve(scaled, scale * targets[index])
+            if (part < 0).any():
+                continue
+            gain = float(2 * part @ targets[index] - part @ part_moments @ part)
+            if gain > best_gain * (1 + 1e-9):
+                best, best_gain = np.zeros(3), gain
+                best[index] = part
+    return best

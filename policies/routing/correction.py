@@ -1,0 +1,36 @@
+"""A bounded factor by which expectations are persistently off."""
+
+from __future__ import annotations
+
+import math
+
+FLOOR_S = 0.005
+"""Added to both sides of a ratio: below it clocks, networks and steps make the difference."""
+
+_MAX_STEP = 0.7
+"""Of the logarithm: one observation counts as at most twice or half of what was expected."""
+
+
+class Correction:
+    """Moves by the ratio of observed to expected, in logarithms, so that twice and half weigh the
+    same. A single outlier moves it little however far out it is; after some observations it moves
+    like a median rather than a mean. Keeps two numbers."""
+
+    def __init__(self, *, bound: float, gain: float = 0.05) -> None:
+        """`factor` stays within 1/bound and bound."""
+        self._limit = math.log(bound)
+        self._gain = gain
+        self._log = 0.0
+        self._observations = 0
+        self.factor = 1.0
+
+    def observe(self, expected_s: float, observed_s: float) -> None:
+        """`expected_s` as it was without this correction."""
+        if not (0.0 <= expected_s < math.inf and 0.0 <= observed_s < math.inf):
+            return
+        off = math.log((observed_s + FLOOR_S) / (expected_s * self.factor + FLOOR_S))
+        self._observations += 1
+        gain = max(self._gain, 1.0 / (self._observations + 1))
+        moved = self._log + gain * max(-_MAX_STEP, min(_MAX_STEP, off))
+        self._log = max(-self._limit, min(self._limit, moved))
+        self.factor = math.exp(self._log)
