@@ -40,6 +40,10 @@ class EngineUnreachableError(EngineAdapterError):
     """No connection to the engine."""
 
 
+class EngineRefusedError(EngineUnreachableError):
+    """Its host answers, and nothing listens there: the engine is certainly not running."""
+
+
 class EngineTimeoutError(EngineAdapterError):
     """The engine accepted the request and then fell silent."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
@@ -14,6 +16,7 @@ from yarl import URL
 from engine_adapter.base import (
     EngineAdapterError,
     EngineLostError,
+    EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
 )
@@ -32,6 +35,14 @@ _LARGE_BODY_BYTES = 256 * 1024
 
 _NOT_BY_ITSELF = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp must not make up. No Accept-Encoding: answers come uncompressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """A whole answer."""
+
+    status: int
+    body: bytes
 
 
 class EngineResponse:
@@ -152,6 +163,21 @@ class EngineClient:
         )
         return EngineRequest(self, sending)
 
+    async def get(self, path: str, *, timeout_s: float, max_bytes: int) -> EngineAnswer:
+        """A probe: the whole answer to a GET, whatever its status, within `timeout_s`.
+
+        Raises EngineUnreachableError, EngineTimeoutError, EngineLostError.
+        """
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.get(
+                self._url(path), timeout=timeout, allow_redirects=False
+            ) as response:
+                body = await EngineResponse(response).read(max_bytes)
+                return EngineAnswer(response.status, body)
+        except _FAILURES as error:
+            raise _translated(error) from error
+
     async def healthy(self, timeout_s: float) -> bool:
         """True when the engine answers /health with 200 within `timeout_s`."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -173,8 +199,15 @@ _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 def _translated(error: BaseException) -> EngineAdapterError:
     """aiohttp's errors in this package's words."""
     text = str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorError) and _refused(error.os_error):
+        return EngineRefusedError(text)
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         return EngineUnreachableError(text)
     if isinstance(error, TimeoutError):
         return EngineTimeoutError(text)
     return EngineLostError(text)
+
+
+def _refused(error: OSError) -> bool:
+    """Where a name has several addresses, each of them refused."""
+    return error.errno == errno.ECONNREFUSED
