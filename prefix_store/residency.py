@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from policies.eviction import LruEviction
 from prefix_store.base import BlockHash
-from prefix_store.index import Node, RadixIndex
+from prefix_store.bit_masks import SharedMasks, bits_of
+from prefix_store.leaf_queue import ENTRY_BYTES, KnownBlock, LeafQueue
 
-MASK_BYTES = 48
-"""Memory of one node's bit mask (upper bound for 128 holders)."""
+BLOCK_BYTES = 188
+"""Memory of one known block: itself, its hash, its entry in the table at its emptiest."""
+
+LINK_BYTES = 108
+"""Memory of one holder's having one block: what that holder calls it, in the map of its events
+(or when it was sent there)."""
 
 _ONCE_RESIDENT = 1
 """Bit of a mask: some holder has had the block. Stays when they lose it."""
+
+_BLOCKS_PER_TICK = 16
+"""Blocks that may come from events between two ticks of the clock: one number for all of them."""
 
 
 class Medium(enum.StrEnum):
@@ -33,6 +40,9 @@ class Holder:
     source: str
     """Id of the engine or store, such as "engine-0"."""
     medium: Medium
+    assumed: bool = False
+    """Nobody announced what it has: it is believed to have what was sent to it. A match names the
+    holder that is meant, without this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class ResidencyStats:
     """Blocks known: resident, resident once, or only asked for."""
     resident_blocks: Mapping[Holder, int]
     memory_bytes: int
+    """Upper bound, with the maps that events of its blocks need."""
     capacity_bytes: int
     evicted: int
     evicted_resident: int
@@ -68,81 +79,110 @@ class ResidencyStats:
 
 
 class Residency:
-    """Blocks x holders, on a radix index whose values are bit masks of holders. A block that was
+    """Blocks x holders: a table of blocks, each with a bit mask of its holders. A block that was
     resident once and is nowhere now stays as a ghost until it is evicted, so that "never seen" and
     "evicted" are told apart; a prompt that was only asked for may never have been computed, and
     counts as never seen. Plain calls: atomic on an event loop."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._index = RadixIndex[int](LruEviction())
+        self._blocks: dict[BlockHash, KnownBlock] = {}
+        """A hash is a chain: it names the whole path to its block, which one look-up finds."""
+        self._leaves = LeafQueue()
+        self._clock = 0
+        self._blocks_since_tick = 0
         self._bits: dict[Holder, int] = {}
         """Holder -> its mask, one bit set, never the lowest. Bits of holders that left are given
         out again."""
+        self._holders: dict[int, Holder] = {}
+        """The other way round."""
         self._resident: dict[Holder, int] = {}
+        self._links = 0
+        """Their sum."""
+        self._masks = SharedMasks()
         self._evicted = 0
         self._evicted_resident = 0
         self._unplaced = 0
 
     def match(self, hashes: Sequence[BlockHash]) -> Match:
         """How much of a prompt is where. Reads only."""
-        return self._match(self._index.match(hashes))
+        return self._match(self._known(hashes))
 
     def was_resident(self, block_hash: BlockHash) -> bool | None:
         """Whether any holder has had the block; None when it is unknown here."""
-        node = self._index.get(block_hash)
-        return None if node is None else bool(node.value & _ONCE_RESIDENT)
+        block = self._blocks.get(block_hash)
+        return None if block is None else bool(block.holders & _ONCE_RESIDENT)
+
+    def has(self, holder: Holder, block_hash: BlockHash) -> bool:
+        """Whether `holder` has the block."""
+        block = self._blocks.get(block_hash)
+        return block is not None and bool(block.holders & self._bits.get(holder, 0))
+
+    def num_resident(self, holder: Holder) -> int:
+        """Blocks that `holder` has."""
+        return self._resident.get(holder, 0)
 
     def see(self, hashes: Sequence[BlockHash]) -> Match:
         """Remember a prompt's blocks, and that they were used now; what was known before, from
         the same walk. Exceeds the capacity by no more than this one prompt while it runs."""
-        nodes = self._index.match(hashes)
-        match = self._match(nodes)
-        parent = nodes[-1].hash if nodes else None
-        for block_hash in hashes[len(nodes) :]:
-            nodes.append(self._index.insert(parent, block_hash, 0))
-            parent = block_hash
-        self._index.touch(nodes)
-        self._evict()
+        known = self._known(hashes)
+        match = self._match(known)
+        self._tick()
+        time = self._clock
+        for block in known:
+            block.last_used = time
+        if len(known) < len(hashes):
+            self._extend(known[-1] if known else None, hashes[len(known) :], 0, [])
+            self._evict()
         return match
 
-    def store(self, holder: Holder, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
+    def store(
+        self, holder: Holder, parent: BlockHash | None, hashes: Sequence[BlockHash]
+    ) -> list[BlockHash]:
         """`holder` has the run `hashes` below `parent` (None: the start of a prompt) from now on.
-        Blocks whose parent was forgotten here are left out and counted."""
-        if parent is not None and parent not in self._index:
-            self._unplaced += len(hashes)
-            return
-        bit = self._bit(holder)
-        added = 0
-        for block_hash in hashes:
-            node = self._index.insert(parent, block_hash, 0)
-            if not node.value & bit:
-                node.value |= bit | _ONCE_RESIDENT
-                added += 1
-            parent = block_hash
+        Blocks whose parent was forgotten here are left out and counted.
+
+        Gives the hashes as they are kept here: equal ones, of which a map of the caller's needs no
+        second copy. Empty when they were left out.
+        """
+        above = None
+        if parent is not None:
+            above = self._blocks.get(parent)
+            if above is None:
+                self._unplaced += len(hashes)
+                return []
+        self._blocks_since_tick += len(hashes)
+        if self._blocks_since_tick >= _BLOCKS_PER_TICK:
+            self._tick()
+        kept: list[BlockHash] = []
+        added = self._extend(above, hashes, self._bit(holder) | _ONCE_RESIDENT, kept)
         self._resident[holder] += added
+        self._links += added
         self._evict()
+        return kept
 
     def remove(self, holder: Holder, block_hash: BlockHash) -> None:
         """`holder` has the block no more. Unknown blocks are ignored."""
-        node = self._index.get(block_hash)
         bit = self._bits.get(holder, 0)
-        if node is not None and node.value & bit:
-            node.value &= ~bit
-            self._resident[holder] -= 1
+        self._remove(holder, bit, self._blocks.get(block_hash))
 
-    def clear(self, holder: Holder) -> None:
-        """`holder` is empty or gone. Walks the whole index: rare (a restart), about 5 ms for
-        100,000 blocks. Its bit is free for another holder afterwards."""
+    def clear(self, holder: Holder, hashes: Iterable[BlockHash] | None = None) -> None:
+        """`holder` is empty or gone; its bit is free for another holder afterwards. `hashes`: all
+        that it may have. Without them the whole index is walked: about 5 ms for 100,000 blocks."""
         bit = self._bits.pop(holder, 0)
-        if self._resident.pop(holder, 0):
-            for node in self._index.nodes():
-                if node.value & bit:
-                    node.value &= ~bit
+        if not bit:
+            return
+        if hashes is None:
+            blocks: Iterable[KnownBlock | None] = self._blocks.values()
+        else:
+            blocks = map(self._blocks.get, hashes)
+        for block in blocks if self._resident[holder] else ():
+            self._remove(holder, bit, block)
+        del self._resident[holder], self._holders[bit]
 
     def stats(self) -> ResidencyStats:
         return ResidencyStats(
-            nodes=len(self._index),
+            nodes=len(self._blocks),
             resident_blocks=dict(self._resident),
             memory_bytes=self._memory_bytes,
             capacity_bytes=self._capacity_bytes,
@@ -153,52 +193,150 @@ class Residency:
 
     @property
     def _memory_bytes(self) -> int:
-        return self._index.memory_bytes + len(self._index) * MASK_BYTES
+        return (
+            len(self._blocks) * BLOCK_BYTES
+            + self._links * LINK_BYTES
+            + len(self._leaves) * ENTRY_BYTES
+            + self._masks.memory_bytes
+        )
 
-    def _match(self, nodes: Sequence[Node[int]]) -> Match:
+    def _tick(self) -> None:
+        self._clock += 1
+        self._blocks_since_tick = 0
+
+    def _known(self, hashes: Sequence[BlockHash]) -> list[KnownBlock]:
+        """The longest run of `hashes`, from the first on, that is here."""
+        found: list[KnownBlock] = []
+        get = self._blocks.get
+        for block_hash in hashes:
+            block = get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _match(self, blocks: Sequence[KnownBlock]) -> Match:
         """What the holders have, and had, of a known run."""
         seen = 0
-        ends: list[tuple[int, int]] = []
-        mask = nodes[0].value if nodes else 0
-        for position, node in enumerate(nodes):
-            both = mask & node.value
+        by_holder: dict[Holder, int] = {}
+        mask = blocks[0].holders if blocks else 0
+        for position, block in enumerate(blocks):
+            both = mask & block.holders
             if both != mask:
-                ends.append((mask & ~both, position))
+                seen = self._end(mask & ~both, position, by_holder) or seen
                 mask = both
                 if not mask:
                     break
-        ends.append((mask, len(nodes)))
-        by_holder: dict[Holder, int] = {}
-        for lost, length in ends:
-            if lost & _ONCE_RESIDENT:
-                seen = length
-            if lost > _ONCE_RESIDENT:
-                by_holder.update((h, length) for h, bit in self._bits.items() if lost & bit)
+        seen = self._end(mask, len(blocks), by_holder) or seen
         return Match(seen_blocks=seen, by_holder=by_holder)
+
+    def _end(self, lost: int, length: int, by_holder: dict[Holder, int]) -> int:
+        """The holders whose runs end here. Later ends are longer, and count where a holder is
+        known and assumed."""
+        for bit in bits_of(lost & ~_ONCE_RESIDENT):
+            holder = self._holders[bit]
+            by_holder[replace(holder, assumed=False) if holder.assumed else holder] = length
+        return length if lost & _ONCE_RESIDENT else 0
+
+    def _extend(
+        self,
+        above: KnownBlock | None,
+        hashes: Sequence[BlockHash],
+        gained: int,
+        kept: list[BlockHash],
+    ) -> int:
+        """Blocks below `above`, with at least the bits `gained`. How many had them not before."""
+        blocks, time, added, is_new = self._blocks, self._clock, 0, False
+        gained = self._masks.shared(gained)
+        for block_hash in hashes:
+            block = blocks.get(block_hash)
+            if block is None:
+                parent = above.hash if above is not None else None
+                if above is not None and not is_new:
+                    above.children += 1
+                # As if the next one were new too.
+                block = KnownBlock(block_hash, parent, gained, 1, time, False)
+                blocks[block_hash] = block
+                is_new = True
+                added += 1
+            else:
+                if above is not None and is_new:  # two chains have met: hashes can collide
+                    above.children = 0
+                    self._leaves.add(above)
+                is_new = False
+                if block.holders & gained != gained:
+                    block.holders = self._masks.shared(block.holders | gained)
+                    added += 1
+            kept.append(block.hash)
+            above = block
+        if above is not None and is_new:
+            above.children = 0
+            self._leaves.add(above)
+        return added
 
     def _bit(self, holder: Holder) -> int:
         bit = self._bits.get(holder)
         if bit is None:
             taken = _ONCE_RESIDENT
-            for other in self._bits.values():
+            for other in self._holders:
                 taken |= other
             bit = ~taken & (taken + 1)
             self._bits[holder] = bit
+            self._holders[bit] = holder
             self._resident[holder] = 0
         return bit
 
-    def _evict(self) -> None:
-        while self._memory_bytes > self._capacity_bytes:
-            node = self._index.evict()
-            if node is None:
-                return
-            self._forget(node)
+    def _remove(self, holder: Holder, bit: int, block: KnownBlock | None) -> None:
+        if block is not None and block.holders & bit:
+            block.holders = self._masks.shared(block.holders & ~bit)
+            self._resident[holder] -= 1
+            self._links -= 1
 
-    def _forget(self, node: Node[int]) -> None:
-        self._evicted += 1
-        if node.value <= _ONCE_RESIDENT:
+    def _evict(self) -> None:
+        if self._masks.is_crowded(len(self._blocks)):
+            self._masks.keep(block.holders for block in self._blocks.values())
+        while (excess := self._memory_bytes - self._capacity_bytes) > 0:
+            block = self._leaves.pop()
+            if block is None:
+                return
+            self._evict_tail(block, excess)
+
+    def _evict_tail(self, block: KnownBlock, excess: int) -> None:
+        """A leaf, and what above it would be next: most of an old prompt in one go."""
+        blocks, next_time = self._blocks, self._leaves.next_time
+        mask, run = block.holders, 0
+        bytes_each = _bytes_with(mask)
+        while True:
+            del blocks[block.hash]
+            if block.holders != mask:
+                self._count_evicted(mask, run)
+                mask, run = block.holders, 0
+                bytes_each = _bytes_with(mask)
+            run += 1
+            excess -= bytes_each
+            if block.parent is None:
+                break
+            above = blocks[block.parent]
+            above.children -= 1
+            if above.children or above.queued:
+                break
+            if excess <= 0 or (next_time is not None and above.last_used > next_time):
+                self._leaves.add(above)
+                break
+            block = above
+        self._count_evicted(mask, run)
+
+    def _count_evicted(self, mask: int, count: int) -> None:
+        """So many blocks with these holders are gone."""
+        self._evicted += count
+        if mask <= _ONCE_RESIDENT:
             return
-        self._evicted_resident += 1
-        for holder, bit in self._bits.items():
-            if node.value & bit:
-                self._resident[holder] -= 1
+        self._evicted_resident += count
+        for bit in bits_of(mask & ~_ONCE_RESIDENT):
+            self._resident[self._holders[bit]] -= count
+            self._links -= count
+
+
+def _bytes_with(mask: int) -> int:
+    """Memory of a block with these holders."""
+    return BLOCK_BYTES + (mask & ~_ONCE_RESIDENT).bit_count() * LINK_BYTES

@@ -133,11 +133,11 @@ def test_capacity_holds_and_forgets_what_was_used_longest_ago() -> None:
 def test_prompt_larger_than_the_capacity_keeps_its_beginning() -> None:
     """Tails go first, so what fits is a usable prefix."""
     residency = Residency(MIB)
-    chain = prompt(*"a" * 5000)
+    chain = prompt(*"a" * 10_000)
     residency.see(chain)
     stats = residency.stats()
     assert stats.memory_bytes <= MIB
-    assert 1000 < stats.nodes < 5000
+    assert 1000 < stats.nodes < 10_000
     residency = Residency(MIB)
     residency.store(DEVICE, None, chain)
     assert residency.match(chain).by_holder[DEVICE] == residency.stats().nodes > 1000
