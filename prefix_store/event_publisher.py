@@ -80,13 +80,14 @@ class EventPublisher:
         endpoint: str,
         replay_endpoint: str,
         *,
-        snapshot: Callable[[], Awaitable[list[KVEvent]]],
+        snapshot: Callable[[], Awaitable[list[KVEvent]]] | None,
         buffer_batches: int = 10_000,
         buffer_bytes: int = 16 * 1024**2,
     ) -> None:
         """Bind both endpoints (ipc:// or tcp://). `snapshot` returns a BlockStored for everything
         that was resident when it was called, parents first; it may take its time and leave out
-        what went meanwhile. Raises EndpointInUseError."""
+        what went meanwhile. None: who asks for more than the buffer holds gets what it holds, as
+        from vLLM. Raises EndpointInUseError."""
         self._endpoints = (endpoint, replay_endpoint)
         self._snapshot = snapshot
         self._buffer: deque[_Published] = deque()
@@ -189,9 +190,9 @@ class EventPublisher:
         together and sent reaches the asker live, with the sequences that follow."""
         self._replays += 1
         first = self._buffer[0].sequence if self._buffer else self._next
-        if wanted < first:
+        if wanted < first and self._snapshot is not None:
             self._snapshots += 1
-            answer = await self._snapshot_batches()
+            answer = await self._snapshot_batches(self._snapshot)
         else:
             answer = [each for each in self._buffer if each.sequence >= wanted]
         for number, each in enumerate(answer, start=1):
@@ -201,13 +202,15 @@ class EventPublisher:
                 await asyncio.sleep(0)
         await self._router.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
 
-    async def _snapshot_batches(self) -> list[_Published]:
+    async def _snapshot_batches(
+        self, snapshot: Callable[[], Awaitable[list[KVEvent]]]
+    ) -> list[_Published]:
         """Everything resident, as batches that end with the sequence last published now and carry
         its time. So they look like the history that is gone: a subscriber goes on with the next
         live batch, and whoever compares sequence and time finds them equal to what was published.
         """
         room, ts = self._next, self._last_ts
-        parts = list(_split([AllBlocksCleared(), *await self._snapshot()]))
+        parts = list(_split([AllBlocksCleared(), *await snapshot()]))
         if len(parts) > room:
             rest = [event for part in parts[room - 1 :] for event in part]
             parts[room - 1 :] = [rest]

@@ -1,0 +1,341 @@
+"""The scheduler of a simulated engine (engine_adapter.simulated). Pure: time is an argument.
+
+Follows vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py, 0.32): one budget of tokens a step;
+running sequences first, in the order in which they were admitted; then waiting ones, whose prompts
+are cut into chunks; a sequence is admitted when all of its tokens fit; when blocks run out, the
+sequence that was admitted last gives its blocks back and is computed again later.
+
+One thing is a shortcut: steps that only decode, and of which nobody can tell one from the next, are
+planned together and cut when something arrives.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from engine_adapter.simulated_cache import Block, BlockCache
+from engine_adapter.simulated_events import EventLog
+from engine_adapter.simulated_sequence import Job, Sequence
+from engine_adapter.simulated_timing import StepTiming, StepWork
+
+MOST_STEPS = 4096
+"""Steps that are planned together."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Tokens are those of the model, but for the block size."""
+
+    num_blocks: int
+    block_size: int = 16
+    """Tokens on the wire."""
+    tokens_per_wire_token: int = 1
+    max_batched_tokens: int = 2048
+    max_sequences: int = 256
+    by_priority: bool = False
+    """Waiting sequences by priority and then arrival, instead of by arrival."""
+    chunk_s: float = 0.0
+    """Streams need a sign of life so often, of the simulated clock; 0: at every token."""
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counts since the start; tokens are those on the wire."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one sequence gets of a step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step, or several in a row that only decode."""
+
+    start: float
+    end: float = 0.0
+    steps: int = 1
+    shares: list[_Share] = field(default_factory=list)
+    work: StepWork = field(default_factory=StepWork)
+    decodes_only: bool = True
+
+
+class Scheduler:
+    """One engine's queue, batch and cache."""
+
+    def __init__(self, limits: SchedulerLimits, timing: StepTiming, log: EventLog) -> None:
+        self._limits = limits
+        self._normal_timing = timing
+        self._timing = timing
+        self._log = log
+        self._cache = BlockCache(limits.num_blocks, log.removed)
+        self._block_tokens = limits.block_size * limits.tokens_per_wire_token
+        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []
+        self._step: _Step | None = None
+        self._arrivals = 0
+        self.counters = SchedulerCounters()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that running sequences use."""
+        return self._cache.usage
+
+    @property
+    def due_at(self) -> float | None:
+        """When the running step ends; None when there is nothing to do."""
+        return None if self._step is None else self._step.end
+
+    def add(self, job: Job, now: float) -> Sequence:
+        """A request has arrived."""
+        self.advance(now)
+        limits = self._limits
+        self._arrivals += 1
+        sequence = Sequence.of(
+            job,
+            arrived_at=now,
+            number=self._arrivals,
+            scale=limits.tokens_per_wire_token,
+            block_size=limits.block_size,
+        )
+        bisect.insort(self._waiting, sequence, key=self._turn)
+        if self._step is None:
+            self._step = self._plan(now)
+        elif len(self._running) < limits.max_sequences:
+            self._cut(self._step, now)
+        return sequence
+
+    def abort(self, sequence: Sequence, now: float) -> None:
+        """Nobody wants the answer any more. Does nothing when it is complete."""
+        self.advance(now)
+        if sequence.is_finished:
+            return
+        sequence.finished_at = now
+        self.counters.aborted += 1
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            return
+        self._running.remove(sequence)
+        self._free(sequence)
+        if self._step is not None:
+            self._cut(self._step, now)
+
+    def advance(self, now: float) -> None:
+        """Do everything that is over by now."""
+        while self._step is not None and self._step.end <= now:
+            step = self._step
+            self._step = None
+            self._finish(step)
+            self._step = self._plan(step.end)
+
+    def reset_cache(self) -> bool:
+        """Forget all blocks; False while any are in use."""
+        if not self._cache.reset():
+            return False
+        self._log.cleared()
+        return True
+
+    def slow_down(self, factor: float) -> None:
+        """From the next step on, steps take `factor` times as long as at first."""
+        self._timing = self._normal_timing.scaled(factor)
+
+    def _turn(self, sequence: Sequence) -> tuple[int, int]:
+        """Place in the queue: one that was preempted arrived before all that wait."""
+        return (sequence.job.priority if self._limits.by_priority else 0, sequence.number)
+
+    def _plan(self, now: float) -> _Step | None:
+        step = _Step(start=now)
+        budget = self._limits.max_batched_tokens
+        budget, preempted = self._plan_running(step, budget)
+        if not preempted:
+            self._plan_waiting(step, budget, now)
+        if not step.shares:
+            return None
+        if step.decodes_only:
+            step.steps = self._steps_together(step)
+        for share in step.shares:
+            self._cover(share.sequence, share.num_tokens * step.steps)
+        step.end = now + self._timing.steps_s(step.work, step.steps)
+        return step
+
+    def _plan_running(self, step: _Step, budget: int) -> tuple[int, bool]:
+        """The budget that is left, and whether anybody had to give way."""
+        position, preempted = 0, False
+        while position < len(self._running) and budget > 0:
+            sequence = self._running[position]
+            count = min(sequence.num_tokens - sequence.num_computed, budget)
+            while self._lacking(sequence, count) > self._cache.num_free:
+                victim = (
+                    max(self._running, key=self._turn)
+                    if self._limits.by_priority
+                    else (self._running[-1])
+                )
+                position -= self._running.index(victim) < position
+                budget += self._preempt(victim, step)
+                preempted = True
+                if victim is sequence:
+                    break
+            else:
+                self._give(step, sequence, count)
+                budget -= count
+                position += 1
+        return budget, preempted
+
+    def _plan_waiting(self, step: _Step, budget: int, now: float) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_sequences:
+            sequence = self._waiting[0]
+            most = (sequence.num_tokens - 1) // self._block_tokens
+            reused = self._cache.find(sequence.hashes, most)
+            unused = sum(1 for block in reused if block.users == 0)
+            total = -(-sequence.num_tokens // self._block_tokens)
+            if total - len(reused) + unused > self._cache.num_free:
+                return
+            del self._waiting[0]
+            self._admit(sequence, reused, now)
+            count = min(sequence.num_tokens - sequence.num_computed, budget)
+            self._give(step, sequence, count)
+            budget -= count
+
+    def _admit(self, sequence: Sequence, reused: list[Block], now: float) -> None:
+        wire_tokens = len(reused) * self._limits.block_size
+        self._cache.use(reused)
+        sequence.blocks = reused
+        sequence.num_named = len(reused)
+        sequence.num_computed = len(reused) * self._block_tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = wire_tokens
+            sequence.scheduled_at = now
+            self.counters.queried_tokens += sequence.job.prompt.size
+            self.counters.prompt_tokens += sequence.job.prompt.size
+            self.counters.hit_tokens += wire_tokens
+        if sequence.job.reports_reused:
+            self._log.stored(sequence, 0, len(reused))
+        self._running.append(sequence)
+
+    def _give(self, step: _Step, sequence: Sequence, count: int) -> None:
+        """`count` tokens of the step; the blocks for one step are taken at once, so that the next
+        sequence sees what is left."""
+        step.shares.append(_Share(sequence, count))
+        if count == 1 and sequence.num_generated:
+            step.work.add_decode(sequence.num_computed)
+        else:
+            step.work.add_prefill(sequence.num_computed, count)
+            step.decodes_only = False
+        self._cover(sequence, count)
+        if not step.decodes_only:
+            # As in vLLM, others find the blocks from the moment on when they are scheduled.
+            self._name(sequence, sequence.num_computed + count)
+
+    def _steps_together(self, step: _Step) -> int:
+        """How many steps nobody can tell apart: no answer is complete, no stream waits longer than
+        it should, and there are blocks."""
+        steps = MOST_STEPS
+        streams = False
+        for share in step.shares:
+            sequence = share.sequence
+            steps = min(steps, sequence.num_remaining)
+            if sequence.job.streams:
+                streams = True
+                if self._limits.chunk_s == 0.0:
+                    steps = min(steps, sequence.steps_to_next_wire_token)
+        if streams and self._limits.chunk_s > 0.0:
+            steps = min(steps, self._timing.steps_within(step.work, self._limits.chunk_s))
+        if steps > 1 and not self._has_room(step, steps):
+            return 1
+        return steps
+
+    def _has_room(self, step: _Step, steps: int) -> bool:
+        lacking = sum(self._lacking(share.sequence, steps) for share in step.shares)
+        return lacking <= self._cache.num_free
+
+    def _lacking(self, sequence: Sequence, count: int) -> int:
+        """Blocks that `count` more tokens need."""
+        needed = -(-(sequence.num_computed + count) // self._block_tokens)
+        return max(0, needed - len(sequence.blocks))
+
+    def _cover(self, sequence: Sequence, count: int) -> None:
+        lacking = self._lacking(sequence, count)
+        if lacking:
+            sequence.blocks += self._cache.take(lacking)
+
+    def _name(self, sequence: Sequence, num_tokens: int) -> None:
+        """The blocks up to here are full."""
+        first, end = sequence.num_named, min(num_tokens // self._block_tokens, len(sequence.hashes))
+        if first >= end:
+            return
+        for position in range(first, end):
+            self._cache.name(sequence.blocks[position], sequence.hashes[position])
+        sequence.num_named = end
+        self._log.stored(sequence, first, end)
+
+    def _finish(self, step: _Step) -> None:
+        self.counters.busy_s += step.end - step.start
+        for share in step.shares:
+            sequence = share.sequence
+            if not sequence.is_finished:
+                self._grow(sequence, share.num_tokens * step.steps, step)
+
+    def _grow(self, sequence: Sequence, count: int, step: _Step) -> None:
+        sequence.num_computed += count
+        self._name(sequence, sequence.num_computed)
+        if sequence.num_computed < sequence.num_tokens:
+            return  # more of the prompt is to come
+        before = sequence.wire_tokens
+        sequence.num_generated += sequence.num_computed - sequence.num_tokens + 1
+        self.counters.generated_tokens += sequence.wire_tokens - before
+        if sequence.first_token_at is None:
+            sequence.first_token_at = step.end
+        if sequence.num_remaining <= 0:
+            sequence.finished_at = step.end
+            self.counters.finished += 1
+            self._running.remove(sequence)
+            self._free(sequence)
+        sequence.progressed(sequence, step.end)
+
+    def _preempt(self, sequence: Sequence, step: _Step) -> int:
+        """Back to the queue; the tokens of the step that it had are free again."""
+        self._running.remove(sequence)
+        self._free(sequence)
+        sequence.num_computed = 0
+        sequence.preemptions += 1
+        self.counters.preemptions += 1
+        bisect.insort(self._waiting, sequence, key=self._turn)
+        returned = sum(share.num_tokens for share in step.shares if share.sequence is sequence)
+        if returned:
+            step.shares = [share for share in step.shares if share.sequence is not sequence]
+        return returned
+
+    def _free(self, sequence: Sequence) -> None:
+        self._cache.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_named = 0
+
+    def _cut(self, step: _Step, now: float) -> None:
+        """End a row of steps with the one that runs now."""
+        if step.steps == 1:
+            return
+        done = self._timing.steps_within(step.work, now - step.start)
+        if done < step.steps:
+            step.steps = done
+            step.end = step.start + self._timing.steps_s(step.work, done)
