@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from engine_adapter.connector_orders import Orders
 from engine_adapter.connector_scheduler import SchedulerHalf
 from engine_adapter.connector_worker import WorkerHalf
 from engine_adapter.device import PagedKV, UnsupportedLayoutError
+from engine_adapter.loaded_adapters import LoadedAdapters
 from engine_adapter.weights import WeightsError, weights_digest
 from prefix_store.base import Namespace
 from prefix_store.hashing import digest
@@ -98,7 +100,10 @@ class HeadstartConnector(KVConnectorBase_V1):
         else:
             self._link = StoreLink(Path(socket), name)
             self._link.wait_first_try(FIRST_TRY_S)
-            self._scheduler = SchedulerHalf(self._link, self._block_size)
+            model = str(config.get_from_extra_config("headstart.model", ""))
+            lora = vllm_config.lora_config
+            adapters = LoadedAdapters(time.time_ns(), str(lora.lora_dtype) if lora else "")
+            self._scheduler = SchedulerHalf(self._link, self._block_size, adapters, model=model)
 
     @property
     def requires_kv_delivery(self) -> bool:

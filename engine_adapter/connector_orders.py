@@ -44,6 +44,7 @@ class SaveOrder:
     parent: BlockHash
     is_root: bool
     salt: str
+    """The prompt's label: see prefix_store.prompt_label."""
     hashes: list[BlockHash]
     block_ids: list[int]
     tokens: list[bytes]

@@ -10,19 +10,19 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from engine_adapter.connector_orders import LoadOrder, Orders, SaveOrder, StepWork
-from engine_adapter.weights import WeightsError, weights_digest
+from engine_adapter.loaded_adapters import LoadedAdapters, digest_in
 from policies.prefill_cost import attended
 from prefix_store import hashing
 from prefix_store.base import BlockHash, Namespace, StoreError
 from prefix_store.client import StoreClient
 from prefix_store.link import StoreLink
+from prefix_store.prompt_label import PromptLabel
 from prefix_store.protocol import Facts
 from prefix_store.record import RecordShape, is_block
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEASE_MARGIN_S = 2.0
-MAX_ADAPTERS = 1024
 MIN_PREFILL_TOKENS = 16
 """Steps of fewer tokens tell little of prefill; of them,"""
 
@@ -65,7 +64,10 @@ class _Tracked:
 
     request: Request
     root: BlockHash
-    salt: str
+    adapter: str
+    """Its identity; empty for none."""
+    label: str
+    """What the store's events say of the prompt (prompt_label.py)."""
     tokens: hashing.TokenIds = field(default_factory=lambda: hashing.as_token_ids([]))
     hashes: list[BlockHash] = field(default_factory=list)
     num_saved: int | None = None
@@ -80,14 +82,18 @@ class _Tracked:
 class SchedulerHalf:
     """State of the requests in flight; bounded by the scheduler's own bookkeeping."""
 
-    def __init__(self, link: StoreLink, block_size: int) -> None:
+    def __init__(
+        self, link: StoreLink, block_size: int, adapters: LoadedAdapters, *, model: str = ""
+    ) -> None:
+        """`model`: the base model's name, where engines of several use the store."""
         self._link = link
+        self._adapters = adapters
+        self._model = model
         self._block_size = block_size
         self._namespace: Namespace | None = None
         self._shape: RecordShape | None = None
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[LoadOrder] = []
-        self._adapters: dict[int, str | None] = {}
         self._short_steps = 0
 
     def introduce(self, namespace: Namespace, shape: RecordShape) -> None:
@@ -163,13 +169,17 @@ class SchedulerHalf:
                 tracked.request.num_computed_tokens + num_scheduled, tracked.request.num_tokens
             )
             num_full = known // self._block_size
-            if num_full <= tracked.num_saved:
+            if num_full <= tracked.num_saved or self._adapter_changed(tracked):
                 continue
             block_ids = blocks.get_block_ids(request_id)
             # Block 0 is vLLM's placeholder for blocks that are not kept.
             if block_ids is not None and 0 not in block_ids[0][tracked.num_saved : num_full]:
                 saves.append(self._save_order(tracked, num_full, block_ids[0]))
         return Orders(self.take_loads(), saves, self._step_work(output))
+
+    def _adapter_changed(self, tracked: _Tracked) -> bool:
+        """Since the request began, so that this step may have computed with the new one."""
+        return self._adapters.identity(tracked.request.lora_request) != tracked.adapter
 
     def _step_work(self, output: SchedulerOutput) -> StepWork | None:
         """What this step computes; None when some of it is not known here."""
@@ -222,36 +232,24 @@ class SchedulerHalf:
         return True
 
     def _track(self, request: Request) -> _Tracked | None:
-        """None for what cannot be keyed by token ids and salt alone."""
+        """None for what cannot be keyed by token ids, adapter and salt alone."""
         tracked = self._tracked.get(request.request_id)
+        adapter = self._adapters.identity(request.lora_request)
+        if tracked is not None and tracked.adapter != adapter:
+            self.finished(request)
+            return None
         if tracked is None:
             if self._namespace is None or request.mm_features or request.prompt_embeds is not None:
                 return None
-            adapter = self._adapter(request)
             if adapter is None:
                 return None
             salt = request.cache_salt or ""
             root = hashing.namespace_root(replace(self._namespace, adapter=adapter), salt)
-            tracked = _Tracked(request, root, salt)
+            label = PromptLabel(salt, digest_in(adapter), self._model).encode()
+            tracked = _Tracked(request, root, adapter, label)
             self._tracked[request.request_id] = tracked
         self._extend(tracked)
         return tracked
-
-    def _adapter(self, request: Request) -> str | None:
-        """Digest of the request's adapter; empty for none, None for one that cannot be read. Taken
-        once for each adapter that the engine loaded: what is on disk later is not what it uses."""
-        lora = request.lora_request
-        if lora is None:
-            return ""
-        if lora.lora_int_id not in self._adapters:
-            if len(self._adapters) >= MAX_ADAPTERS:
-                return None
-            try:
-                self._adapters[lora.lora_int_id] = weights_digest(Path(lora.lora_path))
-            except (WeightsError, OSError) as error:
-                logger.warning("adapter %s is not stored: %s", lora.lora_name, error)
-                self._adapters[lora.lora_int_id] = None
-        return self._adapters[lora.lora_int_id]
 
     def _extend(self, tracked: _Tracked) -> None:
         """Hash the blocks that became full since the last call."""
@@ -337,7 +335,7 @@ class SchedulerHalf:
             tracked.request.request_id,
             tracked.hashes[first - 1] if first else tracked.root,
             first == 0,
-            tracked.salt,
+            tracked.label,
             tracked.hashes[first:num_full],
             list(block_ids[first:num_full]),
             [self._block_tokens(tracked, block) for block in range(first, num_full)],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+from engine_adapter.adapters import AdapterError, adapter_rank
 from engine_adapter.base import LaunchError
 from engine_adapter.vllm_build import Platform, VllmBuild
 from policies.config import HeadstartConfig
@@ -27,6 +28,9 @@ CONNECTOR = {
     "kv_load_failure_policy": "recompute",
 }
 EVENTS_TOPIC = "kv-events"
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What --max-lora-rank may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def build_command(
     options: LaunchOptions | None = None,
 ) -> EngineCommand:
     """The command for one replica; pure. LaunchError for what vLLM could not run."""
-    options = options or LaunchOptions()
+    options, model = options or LaunchOptions(), config.model_of(engine)
     address = urlsplit(engine.url)
     if address.scheme != "http" or address.path not in ("", "/"):
         raise LaunchError(
@@ -81,17 +85,18 @@ def build_command(
         "-m",
         "vllm.entrypoints.openai.api_server",
         *("--model", str(model_dir)),
-        *("--served-model-name", config.model.name),
+        *("--served-model-name", model.name),
         *("--host", options.host or address.hostname or "127.0.0.1"),
         *("--port", str(address.port or 80)),
         *("--block-size", str(engine.block_size)),
-        *("--max-model-len", str(config.model.max_model_len)),
+        *("--max-model-len", str(model.max_model_len)),
         *_platform_flags(engine, platform),
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--enable-per-request-metrics",
-        *("--kv-events-config", _events_flag(engine, paths)),
+        *_events_flags(engine, paths),
         *_connector_flags(config, engine, paths),
+        *_adapter_flags(engine),
         *engine.extra_args,
     )
     return EngineCommand(argv, _environment(model_dir, platform, options))
@@ -104,16 +109,17 @@ def _platform_flags(engine: EngineConfig, platform: Platform) -> Sequence[str]:
     return ()
 
 
-def _events_flag(engine: EngineConfig, paths: RuntimePaths) -> str:
-    return json.dumps(
-        {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": paths.engine_events(engine),
-            "replay_endpoint": paths.engine_replay(engine),
-            "topic": EVENTS_TOPIC,
-        }
-    )
+def _events_flags(engine: EngineConfig, paths: RuntimePaths) -> Sequence[str]:
+    if not engine.report_events:
+        return ()
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": paths.engine_events(engine),
+        "replay_endpoint": paths.engine_replay(engine),
+        "topic": EVENTS_TOPIC,
+    }
+    return ("--kv-events-config", json.dumps(events))
 
 
 def _connector_flags(
@@ -125,8 +131,37 @@ def _connector_flags(
         "headstart.store_socket": str(paths.store_socket(config)),
         "headstart.engine_id": engine.id,
     }
+    if len(config.models) > 1:
+        extra["headstart.model"] = config.model_of(engine).name
     value = json.dumps({**CONNECTOR, "kv_connector_extra_config": extra})
     return ("--kv-transfer-config", value)
+
+
+def _adapter_flags(engine: EngineConfig) -> Sequence[str]:
+    if not engine.adapters:
+        return ()
+    modules, rank = [], 0
+    for adapter in engine.adapters:
+        if adapter.path is None:
+            raise LaunchError(
+                f"engine {engine.id}: the adapter {adapter.name!r} needs its path, since the "
+                "engine is started here; a digest is enough only for one that runs elsewhere"
+            )
+        path = Path(adapter.path).expanduser().absolute()
+        try:
+            rank = max(rank, adapter_rank(path))
+        except AdapterError as error:
+            raise LaunchError(
+                f"engine {engine.id}: the adapter {adapter.name!r}: {error}"
+            ) from error
+        modules.append(json.dumps({"name": adapter.name, "path": str(path)}))
+    allowed = next((each for each in LORA_RANKS if each >= rank), None)
+    if allowed is None:
+        raise LaunchError(
+            f"engine {engine.id}: an adapter has the rank {rank}, but vLLM serves {LORA_RANKS[-1]} "
+            "at most"
+        )
+    return ("--enable-lora", "--max-lora-rank", str(allowed), "--lora-modules", *modules)
 
 
 def _environment(model_dir: Path, platform: Platform, options: LaunchOptions) -> dict[str, str]:

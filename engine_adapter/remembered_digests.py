@@ -34,8 +34,8 @@ def file_stamp(files: Sequence[Path]) -> str:
     for file in files:
         status = file.stat()
         times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
-        name = os.fsencode(file.absolute())
-        stamp.update(name + f"\0{status.st_size}\0{times}\0{status.st_ino}\0".encode())
+        which = f"{status.st_dev}\0{status.st_ino}\0{status.st_size}"
+        stamp.update(os.fsencode(file.absolute()) + f"\0{which}\0{times}\0".encode())
     return stamp.hexdigest()
 
 

@@ -247,6 +247,10 @@ class HeadstartConfig(Settings):
         """All models, the first one first."""
         return (self.model, *self.more_models)
 
+    def model_of(self, engine: EngineConfig) -> ModelConfig:
+        """The model that an engine serves."""
+        return next((each for each in self.models if each.name == engine.model), self.model)
+
     @property
     def host(self) -> str:
         return self.listen.rpartition(":")[0].strip("[]")

@@ -9,6 +9,7 @@ import numpy as np
 
 from prefix_store import events
 from prefix_store.base import BlockHash
+from prefix_store.prompt_label import PromptLabel
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Announced:
     token_ids: bytes
     """int32, little-endian."""
     salt: str
-    """Of the tenant; only with the first block of a prompt."""
+    """The prompt's label (prompt_label.py); only with its first block."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,6 +50,7 @@ def stored_events(stored: Sequence[Announced], medium: str) -> list[events.KVEve
             run.token_ids.extend(tokens)
             run.extra_keys.append(None)
         else:
+            label = PromptLabel.decode(block.salt)
             result.append(
                 events.BlockStored(
                     [block.block_hash],
@@ -56,7 +58,8 @@ def stored_events(stored: Sequence[Announced], medium: str) -> list[events.KVEve
                     tokens,
                     block.num_tokens,
                     medium=medium,
-                    extra_keys=[[block.salt] if block.salt else None],
+                    lora_name=label.lora_name,
+                    extra_keys=[[label.salt] if label.salt else None],
                     group_idx=0,
                 )
             )

@@ -18,6 +18,7 @@ from policies.engine import AdapterConfig, EngineConfig
 from policies.fleet import DnsDiscovery, FileDiscovery, KubernetesDiscovery
 from prefix_store.base import BlockHash
 from prefix_store.hashing import routing_root
+from prefix_store.prompt_label import PromptLabel
 
 RootOf = Callable[[str, str | None], BlockHash | None]
 """Salt and name of an adapter, as an event says them -> root of the chain; None: not known here."""
@@ -49,8 +50,10 @@ class ServedModels:
     """Names -> what they mean -> who serves them. Replicas come and go; what a model's block size
     is stays as it was first seen. Use it from one thread."""
 
-    def __init__(self, models: Iterable[ModelConfig]) -> None:
-        """The base models that replicas may serve, the usual one first."""
+    def __init__(self, models: Iterable[ModelConfig], store_id: str | None = None) -> None:
+        """The base models that replicas may serve, the usual one first; the store of replicas
+        that name none."""
+        self._store_id = store_id
         self._models = {model.name: model for model in models}
         self._first = next(iter(self._models))
         self._block_sizes: dict[str, int] = {}
@@ -62,7 +65,7 @@ class ServedModels:
     def of(cls, config: HeadstartConfig) -> ServedModels:
         """The models of a configuration. The engines in it are its replicas unless others are
         discovered. Reads adapters: call it in a thread. Raises ServedModelsError."""
-        served = cls(config.models)
+        served = cls(config.models, config.store.id if config.store is not None else None)
         discovery = config.fleet.discovery
         if isinstance(discovery, DnsDiscovery | KubernetesDiscovery):
             served._declare(discovery.engine, _digests(discovery.engine))
@@ -106,6 +109,25 @@ class ServedModels:
 
         return root
 
+    def root_of_store(self, store_id: str) -> RootOf:
+        """For the events of this store: they name an adapter by its digest, and the base model
+        where the store's engines were started with several."""
+
+        def root(salt: str, lora_name: str | None) -> BlockHash | None:
+            label = PromptLabel.of_event(salt, lora_name)
+            model = label.model or self._model_of_store(store_id)
+            if model not in self._models:
+                return None
+            return routing_root(model, label.salt, label.adapter)
+
+        return root
+
+    def _model_of_store(self, store_id: str) -> str | None:
+        """None where its replicas have several."""
+        models = {each.model for each in self._replicas.values() if each.store_id == store_id}
+        models = models or set(self._models)
+        return models.pop() if len(models) == 1 else None
+
     def _add(self, engine: EngineConfig, digests: Mapping[str, str]) -> None:
         known = self._names_without(engine.id)
         replica = self._replica(engine, digests, known)
@@ -141,7 +163,7 @@ class ServedModels:
             served = _served(model, block_size, adapter.name, digests[adapter.name])
             self._check_name(engine.id, served, names, known)
             names[served.name] = served
-        return _Replica(model.name, names)
+        return _Replica(model.name, engine.store or self._store_id, names)
 
     def _check_name(
         self, engine_id: str, served: Served, own: Mapping[str, Served], known: Mapping[str, Served]
@@ -179,6 +201,7 @@ class ServedModels:
 @dataclass(frozen=True, slots=True)
 class _Replica:
     model: str
+    store_id: str | None
     names: Mapping[str, Served]
 
 

@@ -4,17 +4,19 @@ exactly the block is a miss."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine_adapter.connector_scheduler import SchedulerHalf
+from engine_adapter.loaded_adapters import LoadedAdapters
 from prefix_store.base import Namespace
 from prefix_store.client import StoreClient
 from prefix_store.hashing import as_token_ids, extend_chain, namespace_root
 from prefix_store.link import StoreLink
+from prefix_store.prompt_label import PromptLabel
 from prefix_store.record import RecordShape, seal, write_header
 
 NAMESPACE = Namespace("w", "", "bf16", "c", "bf16", "l", 4, 0, 1)
@@ -56,13 +58,27 @@ class FakeStep:
         return (self.block_ids,)
 
 
+class FakeAdapters(LoadedAdapters):
+    """A request's `lora_request` is the digest of its adapter, which may change."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.now: dict[str, str | None] = {}
+
+    def identity(self, lora: Any) -> str | None:
+        if lora is None:
+            return ""
+        digest = self.now.get(lora, lora)
+        return None if digest is None else f"{digest}/bf16"
+
+
 class Setting:
     """A store with the blocks of tokens 0..15, a linked scheduler half."""
 
     def __init__(self, socket: Path) -> None:
         self.link = StoreLink(socket, "engine-0/scheduler")
         self.link.wait_first_try(10)
-        self.half = SchedulerHalf(self.link, 4)
+        self.half = SchedulerHalf(self.link, 4, FakeAdapters(), model="m")
         self.half.introduce(NAMESPACE, SHAPE)
         self.client = StoreClient.connect(socket, timeout_s=5)
         self.root = namespace_root(NAMESPACE, "salt")
@@ -194,7 +210,7 @@ def test_a_failed_load_is_not_tried_again_and_is_saved_again(setting: Any) -> No
 def test_without_a_store_everything_is_a_miss(tmp_path: Path) -> None:
     """And nothing waits."""
     link = StoreLink(tmp_path / "none.sock", "engine-0/scheduler")
-    half = SchedulerHalf(link, 4)
+    half = SchedulerHalf(link, 4, LoadedAdapters(0))
     half.introduce(NAMESPACE, SHAPE)
     request = FakeRequest("a", list(range(17)))
     assert half.num_matched_tokens(request, 0) == 0
@@ -202,3 +218,58 @@ def test_without_a_store_everything_is_a_miss(tmp_path: Path) -> None:
     assert half.orders(FakeStep({"a": 17}, [1])).saves == []
     half.finished(request)
     link.close()
+
+
+def save_of(setting: Any, request: FakeRequest) -> Any:
+    """What the step that computes the prompt has saved."""
+    step = FakeStep({request.request_id: request.num_tokens}, [1, 2, 3, 4, 5])
+    saves = setting.half.orders(step).saves
+    return saves[0] if saves else None
+
+
+def test_adapters_and_the_base_model_are_kept_apart(setting: Any) -> None:
+    """The blocks that are there are the base model's. An adapter has a root of its own, which its
+    blocks are saved under, and events will say which one it is."""
+    request = FakeRequest("a", list(range(17)), lora_request="x")
+    assert setting.half.num_matched_tokens(request, 0) == 0
+    save = save_of(setting, request)
+    adapted = replace(NAMESPACE, adapter="x/bf16")
+    assert save.parent == namespace_root(adapted, "salt")
+    assert save.hashes == extend_chain(save.parent, as_token_ids(range(16)), 4)
+    assert PromptLabel.decode(save.salt) == PromptLabel("salt", "x", "m")
+    other = FakeRequest("b", list(range(17)), lora_request="y")
+    assert setting.half.num_matched_tokens(other, 0) == 0
+    assert save_of(setting, other).parent not in (save.parent, setting.root)
+    plain = FakeRequest("c", list(range(17)))
+    assert setting.half.num_matched_tokens(plain, 0) == 16
+
+
+def test_an_adapter_that_is_uncertain_has_no_store(setting: Any) -> None:
+    """Neither look-up nor save."""
+    setting.half._adapters.now["x"] = None
+    request = FakeRequest("a", list(range(17)), lora_request="x")
+    assert setting.half.num_matched_tokens(request, 0) == 0
+    assert save_of(setting, request) is None
+
+
+def test_an_adapter_that_changes_under_a_request_ends_its_saving(setting: Any) -> None:
+    """What the engine computes from now on may be the new one's."""
+    request = FakeRequest("a", list(range(17)), lora_request="x")
+    setting.half.num_matched_tokens(request, 0)
+    setting.half._adapters.now["x"] = None
+    assert save_of(setting, request) is None
+    assert setting.half.num_matched_tokens(request, 0) == 0
+
+
+def test_an_adapter_that_changes_before_the_load_gives_the_lease_back(setting: Any) -> None:
+    """A request may wait for long."""
+    setting.half._adapters.now["x"] = ""
+    setting.half._namespace = replace(NAMESPACE, adapter="")
+    request = FakeRequest("a", list(range(17)), lora_request="x")
+    first = FakeRequest("b", list(range(17)))
+    assert setting.half.num_matched_tokens(first, 0) == 16
+    setting.half._tracked["a"] = setting.half._tracked.pop("b")
+    setting.half._tracked["a"].request = request
+    assert setting.leases() == 1
+    assert setting.half.num_matched_tokens(request, 0) == 0
+    assert setting.leases() == 0

@@ -20,7 +20,7 @@ from engine_adapter.launcher import (
 )
 from engine_adapter.vllm_build import Platform, VllmBuild, installed_build
 from policies.config import HeadstartConfig, ModelConfig, Size
-from policies.engine import EngineConfig
+from policies.engine import AdapterConfig, EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 PATHS = RuntimePaths(Path("/run/headstart"))
@@ -114,6 +114,58 @@ def test_connector_knows_the_store_and_fails_soft() -> None:
         "headstart.store_socket": "/run/headstart/store.sock",
         "headstart.engine_id": "engine-0",
     }
+
+
+def test_engines_of_several_models_are_launched_each_with_its_own() -> None:
+    """Name and context length are those of its model, and the connector tells stores whose blocks
+    are whose."""
+    large = ModelConfig(name="large", path="/large", max_model_len=2048)
+    engine = EngineConfig(id="engine-1", model="large")
+    config = HeadstartConfig(more_models=(large,), engines=(EngineConfig(), engine))
+    built = command(engine, config)
+    assert value_of(built, "--served-model-name") == "large"
+    assert value_of(built, "--max-model-len") == "2048"
+    transfer = json.loads(value_of(built, "--kv-transfer-config"))
+    assert transfer["kv_connector_extra_config"]["headstart.model"] == "large"
+
+
+def test_an_engine_without_events_publishes_none() -> None:
+    """As configured."""
+    assert "--kv-events-config" not in command(EngineConfig(report_events=False)).argv
+
+
+def adapter(path: Path, **config: object) -> AdapterConfig:
+    path.mkdir()
+    (path / "adapter_model.safetensors").write_bytes(b"w")
+    (path / "adapter_config.json").write_text(json.dumps({"r": 8, **config}))
+    return AdapterConfig(name=path.name, path=str(path))
+
+
+def test_adapters_are_loaded_at_the_start(tmp_path: Path) -> None:
+    """With room for the largest rank, rounded up to one that vLLM knows."""
+    adapters = (adapter(tmp_path / "sql"), adapter(tmp_path / "law", rank_pattern={"q_proj": 20}))
+    argv = command(EngineConfig(adapters=adapters)).argv
+    assert "--enable-lora" in argv
+    at = argv.index("--lora-modules")
+    assert [json.loads(each) for each in argv[at + 1 : at + 3]] == [
+        {"name": "sql", "path": str(tmp_path / "sql")},
+        {"name": "law", "path": str(tmp_path / "law")},
+    ]
+    assert argv[argv.index("--max-lora-rank") + 1] == "32"
+    assert "--enable-lora" not in command().argv
+
+
+def test_adapters_that_cannot_be_launched_are_refused(tmp_path: Path) -> None:
+    """Without files, or too large for vLLM."""
+    (tmp_path / "empty").mkdir()
+    refused = {
+        "needs its path": AdapterConfig(name="sql", digest="a" * 32),
+        "no adapter here": AdapterConfig(name="sql", path=str(tmp_path / "empty")),
+        "the rank 1024": adapter(tmp_path / "large", r=1024),
+    }
+    for reason, each in refused.items():
+        with pytest.raises(LaunchError, match=reason):
+            command(EngineConfig(adapters=(each,)))
 
 
 def test_connector_is_left_out_without_a_store() -> None:

@@ -161,6 +161,33 @@ def test_events_of_a_replica_are_keyed_by_what_its_names_mean() -> None:
     assert root("s", None) is None
 
 
+def test_events_of_a_store_name_adapters_by_their_content() -> None:
+    """One name for all replicas on its host; what is known to no replica here may be asked for
+    later."""
+    models = served_by(engine(0, adapters={"sql": X}))
+    root = models.root_of_store("store-0")
+    sql = models.find("sql")
+    assert sql is not None
+    assert root("s", X) == sql.root("s")
+    assert root("s", None) == routing_root("small", "s")
+    assert root("s", Y) == routing_root("small", "s", Y)
+
+
+def test_events_of_a_store_that_serves_several_models_name_them() -> None:
+    """Without a name it must be clear from the replicas on its host."""
+    remote = [{"id": "far", "events": "tcp://far:1", "events_replay": "tcp://far:2"}]
+    models = served_by(
+        engine(0), engine(1, model="large"), engine(2, model="large", store="far"),
+        remote_stores=remote,
+    )  # fmt: skip
+    near, far = models.root_of_store("store-0"), models.root_of_store("far")
+    assert near("s", None) is None
+    assert near("s", "@large") == routing_root("large", "s")
+    assert near("s", f"{X}@small") == routing_root("small", "s", X)
+    assert near("s", "@unknown") is None
+    assert far("s", None) == routing_root("large", "s")
+
+
 def test_what_will_be_discovered_is_known_before() -> None:
     """A discovered fleet serves what its common description says, and `engines` does not count."""
     described = engine(0, adapters={"sql": X}, block_size=16)
