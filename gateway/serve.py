@@ -20,13 +20,13 @@ from engine_adapter.rendering import PromptRenderer
 from gateway.accounts.accounting import Accounting
 from gateway.fleet.choice import Replica
 from gateway.fleet.followed_events import FollowedEvents
+from gateway.fleet.places import Places
 from gateway.local.background import run_in_background
 from gateway.model.fetch import ensure_demo_model
 from gateway.request.body import Api
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.health import Health
 from gateway.request.outcomes import Outcomes
-from gateway.request.places import Places
 from gateway.request.proxy import Proxy, ServedModel
 from gateway.request.rendering_checks import RenderingChecks
 from gateway.request.request_log import RequestLog

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from engine_adapter.base import EngineAdapterError, EngineUnreachableError, Prompt, RenderingError
 from gateway.accounts.record import Outcome
 from gateway.fleet.choice import Replica, ranked
+from gateway.fleet.places import Places
 from gateway.request.body import Api, CompletionBody
 from gateway.request.call import Call
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.facts import facts_of
-from gateway.request.places import Places
 from gateway.request.relay import relay
 from gateway.request.tenants import Tenant, Tenants
 from gateway.web.body_memory import BodyMemory, BodyShare

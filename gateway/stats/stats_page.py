@@ -19,7 +19,7 @@ from gateway.accounts.record import RequestRecord
 from gateway.accounts.stats_schema import CacheStats
 from gateway.fleet.choice import Replica
 from gateway.fleet.followed_events import Followed
-from gateway.request.places import Places
+from gateway.fleet.places import Places
 from gateway.request.side_queue import SideQueueStats
 from gateway.stats.loop_lag import LoopLag
 from gateway.stats.metrics import CONTENT_TYPE, Metrics

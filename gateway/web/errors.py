@@ -114,6 +114,13 @@ class GatewayTimeoutError(GatewayError):
     code = "engine_timeout"
 
 
+class DeadlineError(GatewayError):
+    """The client's own deadline passed before an engine had begun."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
 class ErrorBody(msgspec.Struct):
     """The inner object of the envelope."""
 

@@ -20,9 +20,9 @@ from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.engine_client import EngineClient
 from gateway.accounts.record import RequestRecord
 from gateway.fleet.choice import Replica
+from gateway.fleet.places import Places
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.health import Health
-from gateway.request.places import Places
 from gateway.request.proxy import Proxy, ServedModel
 from gateway.request.request_log import RequestLog
 from gateway.request.tenants import Tenants
