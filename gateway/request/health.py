@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from engine_adapter.base import EngineAdapterError, EngineTimeoutError, EngineUnreachableError
 from gateway.fleet.choice import Replica
+from gateway.request.model_list import merged
 from gateway.request.tenants import Tenants
 from gateway.web.errors import upstream_body
 from gateway.web.exchange import Exchange
 from gateway.web.http_headers import for_client, for_engine
 
 _MAX_MODELS_BYTES = 1024 * 1024
-_MODELS_TIMEOUT_S = 10.0
+_MODELS_TIMEOUT_S = 5.0
+"""An engine that hangs delays the list by no more."""
 
 
 class Health:
@@ -50,28 +53,42 @@ class Health:
         await exchange.send(200 if ready else 503, msgspec.json.encode(body))
 
     async def models(self, exchange: Exchange) -> None:
-        """GET /v1/models: as the first engine that answers says."""
+        """GET /v1/models: every model that an engine lists, of the engines that answer. Where none
+        lists models, the first one's refusal."""
         self._tenants.find(exchange.request.headers.get("Authorization"))
-        failure: EngineAdapterError = EngineUnreachableError("no engine is configured")
-        for replica in self._replicas:
-            try:
-                await self._models_of(replica, exchange)
-            except (EngineUnreachableError, EngineTimeoutError) as error:
-                failure = error
-            else:
-                return
-        raise failure
-
-    async def _models_of(self, replica: Replica, exchange: Exchange) -> None:
         headers = for_engine(exchange.request.headers, exchange.request_id)
-        try:
-            async with (
-                asyncio.timeout(_MODELS_TIMEOUT_S),
-                replica.client.request("GET", "/v1/models", headers=headers) as engine,
-            ):
-                body = await engine.read(_MAX_MODELS_BYTES)
-        except TimeoutError:
-            raise EngineTimeoutError(f"{replica.id} does not list its models") from None
-        if engine.status != 200:
-            body = upstream_body(engine.status, body)
-        await exchange.send(engine.status, body, headers=for_client(engine.headers))
+        answers = await asyncio.gather(
+            *(_models_of(replica, headers) for replica in self._replicas)
+        )
+        given = [answer for answer in answers if isinstance(answer, _Answer)]
+        lists = [answer for answer in given if answer.status == 200]
+        if lists:
+            body = merged([answer.body for answer in lists])
+            await exchange.send(200, body, headers=for_client(lists[0].headers))
+        elif given:
+            body = upstream_body(given[0].status, given[0].body)
+            await exchange.send(given[0].status, body, headers=for_client(given[0].headers))
+        else:
+            failures = [answer for answer in answers if isinstance(answer, EngineAdapterError)]
+            raise failures[0] if failures else EngineUnreachableError("there is no engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+async def _models_of(replica: Replica, headers: Mapping[str, str]) -> _Answer | EngineAdapterError:
+    try:
+        async with (
+            asyncio.timeout(_MODELS_TIMEOUT_S),
+            replica.client.request("GET", "/v1/models", headers=headers) as engine,
+        ):
+            body = await engine.read(_MAX_MODELS_BYTES)
+            return _Answer(engine.status, engine.headers, body)
+    except TimeoutError:
+        return EngineTimeoutError(f"{replica.id} does not list its models")
+    except EngineAdapterError as error:
+        return error
