@@ -106,6 +106,16 @@ class EventSubscriber:
         self._stream.new_incarnation()
         self._ask_now()
 
+    @property
+    def is_current(self) -> bool:
+        """Connected, and nothing that was published is known to be missing."""
+        return (
+            self._peers > 0
+            and self._stream.need < Need.CATCH_UP
+            and not self._is_silent
+            and not self._stream.is_incomplete
+        )
+
     def state(self) -> EventState:
         """A snapshot for stats and doctor."""
         stream, counters = self._stream, self._stream.counters

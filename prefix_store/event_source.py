@@ -6,25 +6,24 @@ is computed again from the token ids, so that the index speaks one language whoe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from prefix_store.base import BlockHash
+from prefix_store.block_names import BlockNames, short_name
+from prefix_store.event_chain import chain_of
 from prefix_store.events import (
     MEDIUM_DEVICE,
     MEDIUM_MEMORY,
     MEDIUM_REDIS,
     MEDIUM_STORAGE,
+    REPORT_SESSION,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventBatch,
-    ExternalHash,
 )
-from prefix_store.hashing import TokenIds, as_token_ids, extend_chain, next_hash, routing_root
+from prefix_store.hashing import digest, routing_root
 from prefix_store.residency import Holder, Medium, Residency
 
 _MEDIA = {
@@ -35,15 +34,10 @@ _MEDIA = {
 }
 
 
-class _Block:
-    """One block that a holder has."""
+RootOf = Callable[[str, str | None], BlockHash | None]
+"""Salt and name of an adapter, as events say them -> root of the chain; None: not known here."""
 
-    __slots__ = ("copies", "hash")
-
-    def __init__(self, block_hash: BlockHash) -> None:
-        self.hash = block_hash
-        self.copies = 0
-        """vLLM does not merge equal blocks: it reports each copy as stored and as removed."""
+_FEW_FORGOTTEN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +60,14 @@ class SourceStats:
     """Events that contradict themselves."""
     overflow: int
     """Blocks left out since the source announced more than `max_blocks`."""
+    unknown_adapters: int
+    """Blocks of adapters that are not known here; no prompt is matched with them."""
+    collisions: int
+    """Blocks that got the name of another one: the older one counts no more."""
 
 
 class EventSource:
-    """The blocks of one source, by its own hashes. Bounded: an entry leaves with its block."""
+    """The blocks of one source, by its own names. Bounded: an entry leaves with its block."""
 
     def __init__(
         self,
@@ -80,16 +78,21 @@ class EventSource:
         block_size: int,
         medium: Medium = Medium.DEVICE,
         max_blocks: int = 500_000,
+        root_of: RootOf | None = None,
     ) -> None:
         """`medium`: what an event without one means. `block_size`: tokens per block of the
-        gateway's chains."""
+        gateway's chains. `root_of`: unset, adapters are known by their names."""
         self._source = source
         self._residency = residency
         self._model = model
+        self._root_of = root_of or self._root_by_name
         self._block_size = block_size
         self._default_medium = medium
         self._max_blocks = max_blocks
-        self._blocks: dict[Medium, dict[ExternalHash, _Block]] = {}
+        self._names: dict[Medium, BlockNames] = {}
+        self._is_closed = False
+        self._lost = False
+        """Since the last `clear` something was left out that the source has."""
         self._orphans = 0
         self._foreign_groups = 0
         self._foreign_media = 0
@@ -97,9 +100,13 @@ class EventSource:
         self._refused_block_size: int | None = None
         self._malformed = 0
         self._overflow = 0
+        self._unknown_adapters = 0
+        self._collisions = 0
 
     def apply(self, batch: EventBatch) -> None:
         """Apply a batch. Never raises on what a publisher sends: oddities are counted."""
+        if self._is_closed:
+            return
         for event in batch.events:
             if isinstance(event, BlockStored):
                 self._stored(event)
@@ -110,17 +117,30 @@ class EventSource:
 
     def clear(self) -> None:
         """The source is empty: a new incarnation, or it said so."""
-        for medium in self._blocks:
-            self._residency.clear(Holder(self._source, medium))
-        self._blocks.clear()
+        for medium, names in self._names.items():
+            self._residency.clear(Holder(self._source, medium), names.hashes())
+        self._names.clear()
+        self._lost = False
+
+    def close(self) -> None:
+        """The source is gone: it holds nothing, and whatever it still says is ignored."""
+        self.clear()
+        self._is_closed = True
 
     @property
     def orphans(self) -> int:
         return self._orphans
 
+    @property
+    def is_whole(self) -> bool:
+        """All that the source said it has is in the index."""
+        return not self._lost and not any(
+            self._num_forgotten(medium, names) for medium, names in self._names.items()
+        )
+
     def stats(self) -> SourceStats:
         return SourceStats(
-            blocks=self._num_blocks,
+            blocks=sum(names.num_blocks for names in self._names.values()),
             orphans=self._orphans,
             foreign_groups=self._foreign_groups,
             foreign_media=self._foreign_media,
@@ -128,11 +148,9 @@ class EventSource:
             refused_block_size=self._refused_block_size,
             malformed=self._malformed,
             overflow=self._overflow,
+            unknown_adapters=self._unknown_adapters,
+            collisions=self._collisions,
         )
-
-    @property
-    def _num_blocks(self) -> int:
-        return sum(len(blocks) for blocks in self._blocks.values())
 
     def _medium(self, name: str | None) -> Medium | None:
         """None, counted, for a medium that nobody here knows: it is on no replica's path."""
@@ -150,22 +168,58 @@ class EventSource:
             self._orphans += count
             return
         try:
-            hashes = self._chain(event, parent)
+            hashes = chain_of(event, parent, self._block_size, lambda salt: self._root(salt, event))
         except (OverflowError, TypeError, ValueError):
             self._malformed += 1
+            self._lost = True
             return
-        blocks = self._blocks.setdefault(medium, {})
-        new: list[BlockHash] = []
-        for external, block_hash in zip(event.block_hashes, hashes, strict=True):
-            block = blocks.get(external)
-            if block is None:
-                if self._num_blocks >= self._max_blocks:
-                    break
-                block = blocks[external] = _Block(block_hash)
-            block.copies += 1
-            new.append(block_hash)
-        self._overflow += count - len(new)
-        self._residency.store(Holder(self._source, medium), parent, new)
+        names = self._names.setdefault(medium, BlockNames())
+        room = self._max_blocks - sum(map(len, self._names.values()))
+        if count > room:
+            hashes = self._within(room, names, event, hashes)
+        self._take(Holder(self._source, medium), names, event, parent, hashes)
+        forgotten = self._num_forgotten(medium, names)
+        if forgotten > _FEW_FORGOTTEN + len(names) // 8:
+            self._drop_forgotten(Holder(self._source, medium), names)
+
+    def _within(
+        self, room: int, names: BlockNames, event: BlockStored, hashes: list[BlockHash]
+    ) -> list[BlockHash]:
+        """The first ones of a run: those that are here, and `room` new ones."""
+        for position, external in enumerate(event.block_hashes):
+            if names.get(short_name(external)) is None:
+                room -= 1
+                if room < 0:
+                    self._overflow += len(hashes) - position
+                    self._lost = True
+                    return hashes[:position]
+        return hashes
+
+    def _take(
+        self,
+        holder: Holder,
+        names: BlockNames,
+        event: BlockStored,
+        parent: BlockHash | None,
+        hashes: list[BlockHash],
+    ) -> None:
+        # Blocks that were reused, not copied: they are told again because a gateway asked for it.
+        is_report = event.parent_block_hash is None and event.session_id == REPORT_SESSION
+        new: list[tuple[int, int, bool]] = []
+        for position, external in enumerate(event.block_hashes[: len(hashes)]):
+            name, block_hash = short_name(external), hashes[position]
+            known = names.get(name)
+            if known == block_hash:
+                if not is_report:
+                    names.add_copy(name)
+                continue
+            if known is not None:
+                self._collisions += 1
+                self._release(holder, names.remove(name))
+            new.append((position, name, self._residency.has(holder, block_hash)))
+        kept = self._residency.store(holder, parent, hashes) or hashes
+        for position, name, is_held in new:
+            names.add(name, kept[position], is_held=is_held)
 
     def _is_usable(self, event: BlockStored, count: int) -> bool:
         if event.group_idx:
@@ -174,10 +228,12 @@ class EventSource:
         if event.block_size != self._block_size:
             self._refused += count
             self._refused_block_size = event.block_size
+            self._lost = True
             return False
         keys = event.extra_keys
         if len(event.token_ids) != count * self._block_size or (keys and len(keys) != count):
             self._malformed += 1
+            self._lost = True
             return False
         return count > 0
 
@@ -186,65 +242,46 @@ class EventSource:
             self._foreign_groups += 1
             return
         medium = self._medium(event.medium)
-        if medium is None:
+        names = self._names.get(medium) if medium is not None else None
+        if medium is None or names is None:
             return
-        blocks = self._blocks.get(medium, {})
+        holder = Holder(self._source, medium)
         for external in event.block_hashes:
-            block = blocks.get(external)
-            if block is None:
-                continue
-            block.copies -= 1
-            if block.copies == 0:
-                del blocks[external]
-                self._residency.remove(Holder(self._source, medium), block.hash)
+            self._release(holder, names.remove_copy(short_name(external)))
+
+    def _release(self, holder: Holder, block_hash: BlockHash | None) -> None:
+        if block_hash is not None:
+            self._residency.remove(holder, block_hash)
+
+    def _num_forgotten(self, medium: Medium, names: BlockNames) -> int:
+        """Blocks that the source has and the index had no room for."""
+        return names.num_blocks - self._residency.num_resident(Holder(self._source, medium))
+
+    def _drop_forgotten(self, holder: Holder, names: BlockNames) -> None:
+        """They cannot be matched any more, so their names are dead weight."""
+        dead = [name for name, known in names.names() if not self._residency.has(holder, known)]
+        for name in dead:
+            names.remove(name)
+        self._lost = True
 
     def _parent(self, event: BlockStored) -> BlockHash | None:
         """Our hash of the event's parent, whichever medium it is in."""
         if event.parent_block_hash is None:
             return None
-        for blocks in self._blocks.values():
-            block = blocks.get(event.parent_block_hash)
-            if block is not None:
-                return block.hash
+        name = short_name(event.parent_block_hash)
+        for names in self._names.values():
+            block_hash = names.get(name)
+            if block_hash is not None:
+                return block_hash
         return None
 
-    def _chain(self, event: BlockStored, parent: BlockHash | None) -> list[BlockHash]:
-        tokens = as_token_ids(event.token_ids)
-        extras = [_without_adapter(keys, event.lora_name) for keys in event.extra_keys or ()]
-        if parent is None:
-            salt = ""
-            if extras:
-                salt, extras[0] = _split_salt(extras[0])
-            parent = routing_root(self._model, salt, event.lora_name or "")
-        if not any(extras):
-            return extend_chain(parent, tokens, self._block_size)
-        return _chain_with_extras(parent, tokens, self._block_size, extras)
+    def _root(self, salt: str, event: BlockStored) -> BlockHash:
+        root = self._root_of(salt, event.lora_name)
+        if root is None:
+            # The chain is kept, so that what follows it has a parent; no prompt begins like it.
+            self._unknown_adapters += len(event.block_hashes)
+            return digest("headstart-unknown-adapter", self._source, event.lora_name or "", salt)
+        return root
 
-
-def _without_adapter(keys: list[Any] | None, adapter: str | None) -> list[Any]:
-    """A block's extra keys but the adapter's name, which vLLM puts first; it is in our root."""
-    if not keys:
-        return []
-    if adapter is not None and keys[0] == adapter:
-        return keys[1:]
-    return list(keys)
-
-
-def _split_salt(keys: list[Any]) -> tuple[str, list[Any]]:
-    """The salt, and the other keys. Of what vLLM puts there only the salt is a bare string:
-    multimodal keys are pairs, digests of embeddings are bytes."""
-    salt = "".join(key for key in keys if isinstance(key, str))
-    return salt, [key for key in keys if not isinstance(key, str)]
-
-
-def _chain_with_extras(
-    parent: BlockHash, tokens: TokenIds, block_size: int, extras: Sequence[list[Any]]
-) -> list[BlockHash]:
-    """A chain whose blocks depend on more than their tokens, such as images."""
-    hashes = []
-    for number, keys in enumerate(extras):
-        block = tokens[number * block_size : (number + 1) * block_size]
-        extra = msgspec.msgpack.encode(keys) if keys else b""
-        parent = next_hash(parent, block.tobytes(), extra)
-        hashes.append(parent)
-    return hashes
+    def _root_by_name(self, salt: str, adapter: str | None) -> BlockHash:
+        return routing_root(self._model, salt, adapter or "")

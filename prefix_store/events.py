@@ -38,6 +38,8 @@ class BlockStored(KVEvent):
     extra_keys: list[list[Any] | None] | None = None
     """One entry a block; the salt is in the first block's."""
     group_idx: int | None = None
+    session_id: str | None = None
+    """Of the request that stored or, in the full report mode, reused them."""
 
 
 class BlockRemoved(KVEvent):
@@ -86,6 +88,10 @@ class BlocksLoaded(msgspec.Struct, tag=True, gc=False):
         """Whether everything was loaded."""
         return self.num_tokens == self.promised_tokens
 
+
+REPORT_SESSION = "headstart-report"
+"""Session of requests that make an engine announce again what it holds. Nothing else tells such
+an event from that of a second copy of its blocks."""
 
 TOPIC_BLOCKS = b"kv-events"
 TOPIC_LOADS = b"kv-loads"
