@@ -12,6 +12,7 @@ from gateway.model.fetch import ensure_demo_model
 from gateway.settings.config_file import find_config, load_config
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig, ModelConfig
+from policies.engine import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +34,34 @@ def config_of(args: argparse.Namespace) -> HeadstartConfig:
     return load_config_of(args).config
 
 
-def model_dir_of(config: HeadstartConfig) -> Path:
-    """The model's directory, absolute. The demo model is fetched where it is missing."""
-    if config.model.path is not None:
-        return Path(config.model.path).expanduser().absolute()
-    check_demo_model(config)
+def model_dir_of(config: HeadstartConfig, engine: EngineConfig | None = None) -> Path:
+    """The directory of an engine's model (None: of the first one), absolute. The demo model is
+    fetched where it is missing."""
+    return _dir_of(config.model_of(engine) if engine is not None else config.model)
+
+
+def _dir_of(model: ModelConfig) -> Path:
+    if model.path is not None:
+        return Path(model.path).expanduser().absolute()
+    check_demo_model(model)
     return ensure_demo_model()
 
 
-def check_demo_model(config: HeadstartConfig) -> None:
+def check_demo_model(model: ModelConfig) -> None:
     """UserError when no path is configured for a model that is not the demo model."""
-    if config.model.path is None and config.model.name != ModelConfig().name:
+    if model.path is None and model.name != ModelConfig().name:
         raise UserError(
-            f"model.path is unset: give the directory of {config.model.name} "
+            f"model.path is unset: give the directory of {model.name} "
             f"(only {ModelConfig().name} is fetched by itself)"
         )
 
 
 def with_model(config: HeadstartConfig) -> HeadstartConfig:
-    """The configuration with model.path filled in."""
-    model = config.model.model_copy(update={"path": str(model_dir_of(config))})
-    return config.model_copy(update={"model": model})
+    """The configuration with the path of every model filled in."""
+    model, *more = (
+        model.model_copy(update={"path": str(_dir_of(model))}) for model in config.models
+    )
+    return config.model_copy(update={"model": model, "more_models": tuple(more)})
 
 
 def set_up_logging(level: str) -> None:

@@ -35,14 +35,15 @@ def run(args: argparse.Namespace) -> int:
     options = LaunchOptions(host=args.host, dev_mode=args.dev_mode)
     build = installed_build()
     if args.print:
-        check_demo_model(config)
-        model_dir = Path(config.model.path or demo_model_dir()).expanduser().absolute()
+        model = config.model_of(engine)
+        check_demo_model(model)
+        model_dir = Path(model.path or demo_model_dir()).expanduser().absolute()
         say(
             build_command(config, engine, paths, model_dir, build.platform, options=options).shell()
         )
         return 0
     build.check_tested()
-    model_dir = model_dir_of(config)
+    model_dir = model_dir_of(config, engine)
     command = build_command(config, engine, paths, model_dir, build.platform, options=options)
     check_launch(command, build, model_dir)
     paths.create()

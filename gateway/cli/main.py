@@ -228,13 +228,22 @@ def _doctor(commands: _Commands) -> None:
 
 
 def _model(commands: _Commands) -> None:
-    _command(
+    parser = _command(
         commands,
         "model",
         "gateway.cli.model",
         "fetch the demo model once and print the directory where it is",
-        'example:\n  ls "$(headstart model)"',
+        'examples:\n  ls "$(headstart model)"\n'
+        "  headstart model digest DIR   what a LoRA adapter is, for engines[].adapters[].digest",
     )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    digest = actions.add_parser(
+        "digest",
+        help="print the digest of a LoRA adapter's content",
+        description="Print the digest of a LoRA adapter's weights and of the settings that count. "
+        "Copies have the same, whatever they are called.",
+    )
+    digest.add_argument("dir", metavar="DIR", help="with adapter_config.json and the weights")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

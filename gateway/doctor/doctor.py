@@ -24,7 +24,8 @@ MEMO_BYTES = 16 * 1024**2
 def run(args: argparse.Namespace) -> int:
     """Print one line a check; 1 when one of them failed."""
     loaded = load_config_of(args)
-    check_demo_model(loaded.config)
+    for model in loaded.config.models:
+        check_demo_model(model)
     say(ok("configuration", str(loaded.path or "built-in defaults")).line())
     return asyncio.run(_report(loaded.config))
 
@@ -65,7 +66,7 @@ async def _examine_engine(
     if served.level is Level.FAIL:
         return  # every further request would only say the same
     yield await asyncio.to_thread(doctor.announces_events)
-    model_dir = await asyncio.to_thread(model_dir_of, config)
+    model_dir = await asyncio.to_thread(model_dir_of, config, engine)
     try:
         renderer = await asyncio.to_thread(
             lambda: PromptRenderer.load(
@@ -76,7 +77,7 @@ async def _examine_engine(
         yield fail(f"{engine.id} token equality", f"no tokenizer in {model_dir}: {error}")
         return
     try:
-        for finding in await check_rendering(engine, config.model.name, renderer):
+        for finding in await check_rendering(engine, doctor.model.name, renderer):
             yield finding
         async for finding in _probe(doctor, renderer):
             yield finding
@@ -88,7 +89,7 @@ async def _examine_engine(
 
 async def _probe(doctor: EngineDoctor, renderer: PromptRenderer) -> AsyncIterator[Finding]:
     """One request, watched from both sides: its answer and the events that it makes."""
-    model, engine = doctor.config.model.name, doctor.engine
+    model, engine = doctor.model.name, doctor.engine
     body = probe_body(model, engine.block_size)
     prompt = await renderer.completion(body, routing_root(model, DOCTOR_SALT))
     tokens = [int(token) for token in prompt.token_ids]

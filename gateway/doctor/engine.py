@@ -10,7 +10,7 @@ from typing import Any
 from engine_adapter.vllm_build import TESTED_VLLM, is_tested
 from gateway.doctor.finding import Finding, fail, ok, warn
 from gateway.local.local_http import HttpError, is_healthy, request
-from policies.config import HeadstartConfig
+from policies.config import HeadstartConfig, ModelConfig
 from policies.engine import EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
@@ -25,6 +25,11 @@ class EngineDoctor:
     config: HeadstartConfig
     engine: EngineConfig
     paths: RuntimePaths
+
+    @property
+    def model(self) -> ModelConfig:
+        """The one that the engine should serve."""
+        return self.config.model_of(self.engine)
 
     def is_reachable(self) -> Finding:
         """Its health and its version."""
@@ -47,19 +52,26 @@ class EngineDoctor:
         return ok(name, f"vLLM {version} at {url}")
 
     def serves_model(self) -> Finding:
-        """Under the configured name, with the configured context length."""
+        """Under the configured name, with the configured context length and adapters."""
         name = f"{self.engine.id} model"
         try:
             cards = request(f"{self.engine.url}/v1/models").json()["data"]
             lengths = {str(card["id"]): card.get("max_model_len") for card in cards}
         except (HttpError, LookupError, TypeError) as error:
             return fail(name, f"the models cannot be listed: {error}")
-        wanted = self.config.model
+        wanted = self.model
         if wanted.name not in lengths:
             return fail(
                 name,
                 f"serves {', '.join(lengths)}, not {wanted.name}; mend model.name or {RESTART} "
                 f"--served-model-name {wanted.name}",
+            )
+        missing = [each.name for each in self.engine.adapters if each.name not in lengths]
+        if missing:
+            return fail(
+                name,
+                f"does not serve the adapter {missing[0]}; mend engines[].adapters or {RESTART} "
+                f"--lora-modules {missing[0]}=DIR",
             )
         length = lengths[wanted.name]
         if length is not None and length != wanted.max_model_len:

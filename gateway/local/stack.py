@@ -33,7 +33,7 @@ _WARM_UP = list(range(1, 9))
 
 @dataclass(slots=True)
 class Stack:
-    """What is started, from a configuration whose model.path and runtime_dir are set."""
+    """What is started, from a configuration whose runtime_dir and models' paths are set."""
 
     config: HeadstartConfig
     build: VllmBuild
@@ -90,7 +90,7 @@ class Stack:
 
     def check_engine(self, engine: EngineConfig) -> None:
         """LaunchError for what can be known to be wrong before anything is started."""
-        model_dir = Path(self.config.model.path or "")
+        model_dir = self._model_dir(engine)
         check_launch(self._command(engine), self.build, model_dir)
 
     async def start_engine(self, children: Children, engine: EngineConfig) -> Child:
@@ -111,7 +111,7 @@ class Stack:
         one. ChildError with the reason from its log when it fails."""
         probe = _in_thread(lambda: is_healthy(f"{engine.url}/health"))
         await child.ready(probe, timeout_s=ENGINE_READY_S, interval_s=0.25)
-        body = {"model": self.config.model.name, "prompt": _WARM_UP, "max_tokens": 2}
+        body = {"model": self.config.model_of(engine).name, "prompt": _WARM_UP, "max_tokens": 2}
         url = f"{engine.url}/v1/completions"
         answer = await asyncio.to_thread(request, url, body, timeout_s=ENGINE_READY_S)
         answer.json()
@@ -127,8 +127,11 @@ class Stack:
         await keep_running(children, child, lambda: self._spawn_store(children), self.notice)
 
     def _command(self, engine: EngineConfig) -> EngineCommand:
-        model_dir = Path(self.config.model.path or "")
+        model_dir = self._model_dir(engine)
         return build_command(self.config, engine, self.paths, model_dir, self.build.platform)
+
+    def _model_dir(self, engine: EngineConfig) -> Path:
+        return Path(self.config.model_of(engine).path or "")
 
     @staticmethod
     def _headstart(*arguments: str) -> tuple[str, ...]:

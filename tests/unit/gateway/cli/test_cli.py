@@ -10,6 +10,7 @@ import pytest
 
 from engine_adapter.vllm_build import Platform, VllmBuild
 from gateway.cli import engine as cli_engine
+from gateway.cli.common import with_model
 from gateway.cli.engine import choose_engine
 from gateway.cli.main import USER_ERROR, build_parser, main
 from gateway.cli.serve import listening_at, parts_of
@@ -17,6 +18,7 @@ from gateway.cli.stats import window_of
 from gateway.settings.config_file import parse_config
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
+from policies.engine import AdapterConfig
 
 COMMANDS = ("serve", "store", "engine", "demo", "stats", "pins", "simulate", "doctor", "model")
 
@@ -100,6 +102,47 @@ def test_engine_print_shows_the_command_and_starts_nothing(
     assert "--model /nowhere --served-model-name m" in line
     assert '"headstart.engine_id": "b"' in line
     assert line.endswith("--max-num-seqs 8\n")
+
+
+def test_engine_prints_the_command_for_its_own_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet may serve several."""
+    monkeypatch.setattr(cli_engine, "installed_build", lambda: VllmBuild(Platform.CPU, "0.32.0"))
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "model: {path: /one, name: one}\nmore_models: [{path: /two, name: two}]\n"
+        "engines: [{id: a}, {id: b, model: two}]\n"
+    )
+    for engine_id, name in (("a", "one"), ("b", "two")):
+        assert main(["engine", "--config", str(file), "--print", "--id", engine_id]) == 0
+        line = capsys.readouterr().out
+        assert f"--model /{name} --served-model-name {name}" in line
+
+
+def test_every_model_but_the_demo_model_needs_a_path() -> None:
+    """Paths are filled in for all models."""
+    two = "model: {path: one, name: one}\nmore_models: [{name: two%s}]\n"
+    filled = with_model(config(two % ", path: /two"))
+    assert [model.path for model in filled.models] == [str(Path.cwd() / "one"), "/two"]
+    with pytest.raises(UserError, match="give the directory of two"):
+        with_model(config(two % ""))
+
+
+def test_model_digest_tells_what_an_adapter_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the configuration takes it; a directory without an adapter is one sentence."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    assert main(["model", "digest", str(adapter)]) == USER_ERROR
+    assert "no adapter here" in capsys.readouterr().err
+    (adapter / "adapter_model.safetensors").write_bytes(b"w")
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    assert main(["model", "digest", str(adapter)]) == 0
+    digest = capsys.readouterr().out.strip()
+    assert AdapterConfig(name="sql", digest=digest).digest == digest
 
 
 def test_unknown_engine_id_lists_the_known_ones() -> None:

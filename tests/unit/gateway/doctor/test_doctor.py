@@ -7,6 +7,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from gateway.doctor.engine import EngineDoctor, probe_body
 from gateway.doctor.finding import Finding, Level
 from gateway.doctor.host import check_gateway, check_runtime_dir, check_store, check_tenants
 from gateway.doctor.tokens import check_events
-from policies.config import HeadstartConfig, TenantConfig
-from policies.engine import EngineConfig
+from policies.config import HeadstartConfig, ModelConfig, TenantConfig
+from policies.engine import AdapterConfig, EngineConfig
 from prefix_store.runtime_dir import RuntimePaths
 
 HEALTHY: dict[str, Any] = {
@@ -164,6 +165,26 @@ async def test_silent_events_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert finding.level is Level.FAIL
     assert f"{tmp_path}/engine-0-events.sock" in finding.detail
     assert "same runtime_dir" in finding.detail
+
+
+def test_an_engine_must_serve_its_adapters(engine: StubEngine) -> None:
+    """And the model that the configuration gives it, which need not be the first one."""
+    doctor = engine.doctor()
+    adapter = AdapterConfig(name="sql", digest="a" * 32)
+    doctor = replace(doctor, engine=doctor.engine.model_copy(update={"adapters": (adapter,)}))
+    finding = doctor.serves_model()
+    assert finding.level is Level.FAIL
+    assert "does not serve the adapter sql" in finding.detail
+    models = HEALTHY["/v1/models"]["data"]
+    engine.answers["/v1/models"] = {"data": [*models, {"id": "sql"}]}
+    assert doctor.serves_model().level is Level.OK
+    other = ModelConfig(name="large", path="/large")
+    doctor = replace(
+        doctor,
+        config=doctor.config.model_copy(update={"more_models": (other,)}),
+        engine=doctor.engine.model_copy(update={"model": "large"}),
+    )
+    assert "not large" in doctor.serves_model().detail
 
 
 def test_runtime_directory_must_be_ours_alone(tmp_path: Path) -> None:
