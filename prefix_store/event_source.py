@@ -102,6 +102,7 @@ class EventSource:
         self._overflow = 0
         self._unknown_adapters = 0
         self._collisions = 0
+        self._learned = 0
 
     def apply(self, batch: EventBatch) -> None:
         """Apply a batch. Never raises on what a publisher sends: oddities are counted."""
@@ -130,6 +131,11 @@ class EventSource:
     @property
     def orphans(self) -> int:
         return self._orphans
+
+    @property
+    def learned(self) -> int:
+        """Blocks that were known only by reports of their reuse, since the start."""
+        return self._learned
 
     @property
     def is_whole(self) -> bool:
@@ -220,6 +226,8 @@ class EventSource:
         kept = self._residency.store(holder, parent, hashes) or hashes
         for position, name, is_held in new:
             names.add(name, kept[position], is_held=is_held)
+        if is_report:
+            self._learned += len(new)
 
     def _is_usable(self, event: BlockStored, count: int) -> bool:
         if event.group_idx:

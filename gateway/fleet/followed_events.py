@@ -10,7 +10,7 @@ from types import TracebackType
 from engine_adapter.event_subscriber import EventSubscriber
 from engine_adapter.load_reports import LoadReports
 from gateway.fleet.holders import store_of
-from gateway.local.background import Background, Run
+from gateway.local.background import Background
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
 from policies.fleet import RemoteStoreConfig
@@ -93,8 +93,9 @@ class FollowedEvents:
 
     async def __aenter__(self) -> FollowedEvents:
         self._background = Background()
-        for name, run in self.runs().items():
-            self._background.start(name, run)
+        followed = self.engines | {f"store {name}": each for name, each in self.stores.items()}
+        for name, each in followed.items():
+            self._background.start(_task_of(name), each.subscriber.run)
         return self
 
     async def __aexit__(
@@ -157,6 +158,12 @@ class FollowedEvents:
         if engine is not None and hashes and not engine.is_exact:
             engine.sent.add(hashes, now)
 
+    def learned(self, engine_id: str) -> int | None:
+        """Blocks of an engine that were known only since a request had it report what it reuses;
+        None where no such report can come. For ReportSampler."""
+        engine = self._engines.get(engine_id)
+        return None if engine is None or engine.events is None else engine.events.source.learned
+
     def tick(self, now: float) -> None:
         """To be called now and then: forgets what was sent too long ago, and what was sent while a
         stream was cut that is whole again."""
@@ -166,11 +173,6 @@ class FollowedEvents:
                     engine.sent.clear()
             else:
                 engine.sent.expire(now)
-
-    def runs(self) -> dict[str, Run]:
-        """What has to run in the background, by name."""
-        followed = self.engines | {f"store {name}": each for name, each in self.stores.items()}
-        return {_task_of(name): each.subscriber.run for name, each in followed.items()}
 
     def _follow_engine(self, engine: EngineConfig) -> Followed:
         source = EventSource(
