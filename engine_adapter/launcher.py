@@ -161,7 +161,15 @@ def _adapter_flags(engine: EngineConfig) -> Sequence[str]:
             f"engine {engine.id}: an adapter has the rank {rank}, but vLLM serves {LORA_RANKS[-1]} "
             "at most"
         )
-    return ("--enable-lora", "--max-lora-rank", str(allowed), "--lora-modules", *modules)
+    # vLLM keeps as many in memory as one batch may use, usually one, and reads the others from
+    # their files again and again.
+    kept = () if _mentions(engine, "--max-loras") else ("--max-cpu-loras", str(len(modules)))
+    return ("--enable-lora", "--max-lora-rank", str(allowed), *kept, "--lora-modules", *modules)
+
+
+def _mentions(engine: EngineConfig, flag: str) -> bool:
+    names = (flag, flag.replace("-", "_").replace("__", "--", 1))
+    return any(argument.partition("=")[0] in names for argument in engine.extra_args)
 
 
 def _environment(model_dir: Path, platform: Platform, options: LaunchOptions) -> dict[str, str]:

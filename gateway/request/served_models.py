@@ -7,7 +7,7 @@ share all predictions; one name always means one thing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,9 @@ from policies.config import HeadstartConfig, ModelConfig
 from policies.engine import AdapterConfig, EngineConfig
 from policies.fleet import DnsDiscovery, FileDiscovery, KubernetesDiscovery
 from prefix_store.base import BlockHash
+from prefix_store.event_source import RootOf
 from prefix_store.hashing import routing_root
 from prefix_store.prompt_label import PromptLabel
-
-RootOf = Callable[[str, str | None], BlockHash | None]
-"""Salt and name of an adapter, as an event says them -> root of the chain; None: not known here."""
 
 
 class ServedModelsError(UserError):

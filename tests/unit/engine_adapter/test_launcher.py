@@ -155,6 +155,16 @@ def test_adapters_are_loaded_at_the_start(tmp_path: Path) -> None:
     assert "--enable-lora" not in command().argv
 
 
+@pytest.mark.parametrize("given", [("--max-loras", "4"), ("--max-loras=4",), ("--max_loras", "4")])
+def test_all_adapters_stay_in_memory(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """Else vLLM reads one from its files at every turn. Who sets how many run together decides
+    this too: vLLM wants as much room at least."""
+    adapters = (adapter(tmp_path / "sql"), adapter(tmp_path / "law"))
+    assert value_of(command(EngineConfig(adapters=adapters)), "--max-cpu-loras") == "2"
+    decided = command(EngineConfig(adapters=adapters, extra_args=given)).argv
+    assert "--max-cpu-loras" not in decided
+
+
 def test_adapters_that_cannot_be_launched_are_refused(tmp_path: Path) -> None:
     """Without files, or too large for vLLM."""
     (tmp_path / "empty").mkdir()
