@@ -7,41 +7,44 @@ import contextlib
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib import metadata
-from pathlib import Path
-from typing import Any, NoReturn
 
-from engine_adapter.base import Prompt, RenderingError
-from engine_adapter.engine_client import EngineClient
 from engine_adapter.load_reports import LoadReports
-from engine_adapter.rendering import PromptRenderer
 from gateway.accounts.accounting import Accounting
-from gateway.fleet.choice import Replica
+from gateway.fleet.decisions import Decisions
+from gateway.fleet.discovery import discovery_of
+from gateway.fleet.dispatch import Dispatcher
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.followed_events import FollowedEvents
 from gateway.fleet.places import Places
-from gateway.local.background import run_in_background
+from gateway.fleet.report_sampling import ReportSampler
+from gateway.local.background import Run, run_in_background
 from gateway.model.fetch import ensure_demo_model
 from gateway.request.body import Api
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.health import Health
 from gateway.request.outcomes import Outcomes
-from gateway.request.proxy import Proxy, ServedModel
+from gateway.request.proxy import Proxy
+from gateway.request.renderers import Renderers
 from gateway.request.rendering_checks import RenderingChecks
 from gateway.request.request_log import RequestLog
+from gateway.request.served_models import ServedModels
 from gateway.request.tenants import Tenants
 from gateway.settings.user_error import UserError
 from gateway.stats.loop_lag import LoopLag
 from gateway.stats.stats_page import StatsPage
 from gateway.stats.store_probe import StoreProbe
-from gateway.web.app import App, Route
+from gateway.web.app import App
 from gateway.web.body_memory import BodyMemory
 from gateway.web.listener import Listener
+from gateway.web.routes import Route
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
-from prefix_store.base import BlockHash
-from prefix_store.residency import Holder, Medium, Residency
+from policies.fleet import DnsDiscovery, KubernetesDiscovery
+from prefix_store.residency import Residency
 from prefix_store.runtime_dir import RuntimePaths
 
 log = logging.getLogger(__name__)
@@ -72,57 +75,82 @@ class Gateway:
         """Make and wire everything but the listening socket."""
         limits, paths = config.limits, RuntimePaths.of(config)
         paths.create()
-        model = ServedModel(config.model.name, config.model.max_model_len, block_size_of(config))
         tenants = Tenants.load(config)
-        renderer = await _load_renderer(config, model)
-        if renderer is not None:
-            owned.callback(renderer.close)
+        models = await asyncio.to_thread(ServedModels.of, config)
+        renderers = Renderers(config, ensure_demo_model)
+        owned.callback(renderers.close)
+        block_size = block_size_of(config)
         residency, loads, loop_lag = Residency(limits.index_memory), LoadReports(), LoopLag()
         events = FollowedEvents(
-            config, paths, block_size=model.block_size, residency=residency, loads=loads
+            config,
+            paths,
+            block_size=block_size,
+            residency=residency,
+            loads=loads,
+            root_of=models.root_of,
         )
-        replicas = [_replica(config, engine, owned) for engine in config.engines]
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
         )
         accounting = Accounting(
-            [replica.id for replica in replicas],
-            model=model.name,
+            (),
+            model=config.model.name,
             version=metadata.version("headstart"),
-            block_size=model.block_size,
+            block_size=block_size,
         )
+        decisions = Decisions()
         outcomes, request_log = _outcomes(config, paths, owned), _request_log(config, owned)
         page = StatsPage(
             accounting=accounting,
-            replicas=replicas,
             places=places,
             residency=residency,
-            renderer=renderer,
+            renderers=renderers.by_model,
             memo_capacity_bytes=limits.memo_memory,
-            engine_events=events.engines,
-            store_events=events.store,
+            events=events,
+            routing=config.routing.kind,
+            decisions=decisions,
             store=_store_probe(config, paths, owned),
             loop_lag=loop_lag,
             outcomes=outcomes,
             request_log=request_log,
         )
+        await owned.enter_async_context(events)
+        fleet = Fleet(config, _Names(config.model.name, models, renderers), events, page)
+        owned.push_async_callback(fleet.close)
+        page.show(fleet)
+        discovery = discovery_of(config)
+        if discovery is None:
+            for engine in config.engines:
+                await fleet.add(engine)
+        sampler = ReportSampler(events.learned)
         checks = RenderingChecks(residency, events.engines, accounting.rendering_checked)
         owned.callback(checks.close)
-        ended = EndedCalls(loads, page, checks, outcomes=outcomes, log=request_log)
+        ended = EndedCalls(loads, page, checks, outcomes=outcomes, log=request_log, sampler=sampler)
         owned.callback(ended.close)
         proxy = Proxy(
-            model=model,
+            models=models,
+            renderers=renderers.by_model,
             limits=limits,
+            max_attempts=config.fleet.max_attempts,
             tenants=tenants,
             places=places,
             body_memory=BodyMemory(limits.body_memory),
-            renderer=renderer or NoRenderer(),
-            residency=residency,
-            replicas=replicas,
+            dispatcher=Dispatcher(
+                fleet,
+                config.routing.router(),
+                residency,
+                events,
+                coalescing=config.fleet.coalescing,
+                decisions=decisions,
+            ),
             ended=ended,
+            sampler=sampler,
         )
-        health = Health(replicas, tenants, _PROBE_TIMEOUT_S)
-        await run_in_background(owned, {"loop lag": loop_lag.run, **events.runs()})
+        health = Health(fleet, tenants, _PROBE_TIMEOUT_S)
+        runs: dict[str, Run] = {"loop lag": loop_lag.run}
+        if discovery is not None:
+            runs["discovery"] = partial(fleet.follow, discovery)
+        await run_in_background(owned, runs)
         return cls(config, App(_routes(proxy, health, page)), health)
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -154,52 +182,12 @@ class Gateway:
                 await listener.stop(0.0)
 
 
-class NoRenderer:
-    """For models whose prompts cannot be rendered exactly: all is forwarded, nothing predicted."""
-
-    async def chat(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
-        """Raises RenderingError."""
-        self._refuse()
-
-    async def completion(self, body: Mapping[str, Any], root: BlockHash) -> Prompt:
-        """Raises RenderingError."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise RenderingError("this model's prompts cannot be rendered here")
-
-
 def block_size_of(config: HeadstartConfig) -> int:
-    """The block size of all engines, in tokens. UserError when they differ."""
-    sizes = {engine.block_size for engine in config.engines}
-    if len(sizes) > 1:
-        raise UserError(
-            f"engines: block_size must be the same for all, not {sorted(sizes)}: "
-            "blocks of different sizes cannot be matched with one another"
-        )
-    return sizes.pop()
-
-
-def _replica(config: HeadstartConfig, engine: EngineConfig, owned: AsyncExitStack) -> Replica:
-    limits = config.limits
-    client = EngineClient(
-        engine.url,
-        max_requests=limits.max_concurrent_requests,
-        connect_timeout_s=limits.connect_timeout,
-    )
-    owned.push_async_callback(client.close)
-    return Replica(engine.id, client, holders_of(config, engine))
-
-
-def holders_of(config: HeadstartConfig, engine: EngineConfig) -> tuple[Holder, ...]:
-    """The engine's own memory and the tiers of the store on its host."""
-    device, store = Holder(engine.id, Medium.DEVICE), config.store
-    if store is None:
-        return (device,)
-    media = [Medium.MEMORY]
-    media += [Medium.DISK] if store.disk is not None else []
-    media += [Medium.REDIS] if store.redis is not None else []
-    return (device, *(Holder(store.id, medium) for medium in media))
+    """Tokens per block of the first model, whose blocks the stores hold."""
+    discovery = config.fleet.discovery
+    if isinstance(discovery, DnsDiscovery | KubernetesDiscovery):
+        return discovery.engine.block_size
+    return config.engines[0].block_size
 
 
 def _store_probe(
@@ -230,22 +218,19 @@ def _request_log(config: HeadstartConfig, owned: AsyncExitStack) -> RequestLog |
     return request_log
 
 
-async def _load_renderer(config: HeadstartConfig, model: ServedModel) -> PromptRenderer | None:
-    """None, with a warning, when this model's prompts cannot be rendered exactly."""
+class _Names:
+    """What names mean, and a renderer for each model that is served."""
 
-    def load() -> PromptRenderer:
-        path = config.model.path
-        return PromptRenderer.load(
-            ensure_demo_model() if path is None else Path(path).expanduser(),
-            block_size=model.block_size,
-            memo_bytes=config.limits.memo_memory,
-        )
+    def __init__(self, first: str, models: ServedModels, renderers: Renderers) -> None:
+        self._first = first
+        self._models = models
+        self._renderers = renderers
+        self.serves = models.serves
+        self.remove_replica = models.remove_replica
 
-    try:
-        return await asyncio.to_thread(load)
-    except RenderingError as error:
-        log.warning("prompts are forwarded without prediction: %s", error)
-        return None
+    async def add_replica(self, engine: EngineConfig) -> None:
+        await self._models.add_replica(engine)
+        await self._renderers.load(engine.model or self._first, engine.block_size)
 
 
 def _routes(proxy: Proxy, health: Health, page: StatsPage) -> dict[str, Route]:

@@ -30,12 +30,17 @@ _Sums = dict[Window, tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 class _Ledger:
-    """The sums of one replica, or of the requests that reached none."""
+    """The sums of one replica, of those that are gone, or of the requests that reached none."""
 
     def __init__(self) -> None:
         self.columns = Windows(tally.NUM_COLUMNS)
         self.bins = Windows(tally.NUM_BINS, np.uint32)
         self.curve = PrefillCurve()
+
+    def absorb(self, other: _Ledger, tick: int) -> None:
+        """Take over its sums; what its replica's prefill costs is nobody's any more."""
+        self.columns.absorb(other.columns, tick)
+        self.bins.absorb(other.bins, tick)
 
     def sums(self, tick: int) -> _Sums:
         return {w: (self.columns.total(w, tick), self.bins.total(w, tick)) for w in Window}
@@ -61,13 +66,24 @@ class Accounting:
         self._started_at = clock()
         self._ledgers = {replica: _Ledger() for replica in replicas}
         self._no_replica = _Ledger()
+        self._gone = _Ledger()
+        """Of replicas that are not there any more. Apart, so that no other sums jump."""
+
+    def add_replica(self, replica: str) -> None:
+        """It has sums of its own from now on."""
+        self._ledgers.setdefault(replica, _Ledger())
+
+    def remove_replica(self, replica: str) -> None:
+        """What it did counts in the total only from now on."""
+        ledger = self._ledgers.pop(replica, None)
+        if ledger is not None:
+            self._gone.absorb(ledger, int(self._uptime_s()))
 
     def record(self, record: RequestRecord) -> None:
-        """Requests without a replica, or of one that was not named at the start, count in the
-        total only."""
+        """Requests without a replica, or of one that is not there, count in the total only."""
         ledger = self._no_replica
         if record.replica is not None:
-            ledger = self._ledgers.get(record.replica, self._no_replica)
+            ledger = self._ledgers.get(record.replica, self._gone)
         tick = int(self._uptime_s())
         cells = ledger.columns.cells(tick)
         tally.add_request(cells, record)
@@ -88,7 +104,8 @@ class Accounting:
 
     def rendering_checked(self, replica: str, confirmed: bool) -> None:
         """A sample of the renderings has a verdict."""
-        cells = self._ledgers[replica].columns.cells(int(self._uptime_s()))
+        ledger = self._ledgers.get(replica, self._gone)
+        cells = ledger.columns.cells(int(self._uptime_s()))
         cells[tally.Column.RENDERINGS_CHECKED] += 1
         cells[tally.Column.RENDERINGS_UNCONFIRMED] += not confirmed
 
@@ -97,6 +114,7 @@ class Accounting:
         uptime_s = self._uptime_s()
         sums = {replica: ledger.sums(int(uptime_s)) for replica, ledger in self._ledgers.items()}
         no_replica = self._no_replica.sums(int(uptime_s))
+        gone = self._gone.sums(int(uptime_s))
         return CacheStats(
             version=self._version,
             model=self._model,
@@ -104,7 +122,7 @@ class Accounting:
             in_flight=gauges.in_flight,
             waiting=gauges.waiting,
             loop_lag_s=gauges.loop_lag_s,
-            total=ScopeStats(windows=_windows([*sums.values(), no_replica], uptime_s)),
+            total=ScopeStats(windows=_windows([*sums.values(), no_replica, gone], uptime_s)),
             without_replica=ScopeStats(windows=_windows([no_replica], uptime_s)),
             replicas={
                 replica: ReplicaStats(
@@ -116,6 +134,8 @@ class Accounting:
             },
             store=gauges.store,
             store_events=gauges.store_events,
+            remote_stores=gauges.remote_stores,
+            routing=gauges.routing,
             index=gauges.index,
             memo=gauges.memo,
             outcomes=gauges.outcomes,
@@ -123,7 +143,7 @@ class Accounting:
         )
 
     def curve(self, replica: str) -> PrefillCurve:
-        """The prefill curve of a replica. KeyError for an id that was not named at the start."""
+        """The prefill curve of a replica. KeyError for one that is not there."""
         return self._ledgers[replica].curve
 
     def _uptime_s(self) -> float:

@@ -171,12 +171,89 @@ class MemoGauges(Stats):
 class ReplicaGauges(Stats):
     """The state of one replica right now."""
 
+    url: str | None = Field(default=None, description="Where it answers.")
+    model: str | None = Field(default=None, description="The base model that it serves.")
+    condition: str | None = Field(default=None, description="starting, ready, ejected or draining.")
+    reason: str | None = Field(default=None, description="Why, in one sentence.")
+    condition_age_s: Seconds | None = Field(
+        default=None, description="Seconds since it came into this condition."
+    )
+    ejections: Count | None = Field(default=None, description="Times it was ejected.")
+    share: float | None = Field(
+        default=None, description="Of the requests that it may get; below 1 in a slow start."
+    )
     in_flight: Count | None = Field(
         default=None, description="Requests that this replica works on."
+    )
+    waiting: Count | None = Field(
+        default=None, description="Requests that wait here for a place at it."
+    )
+    engine_running: Count | None = Field(
+        default=None, description="Requests that it computes for, other gateways' too."
+    )
+    engine_waiting: Count | None = Field(
+        default=None, description="Requests without a first token, other gateways' too."
+    )
+    kv_free: float | None = Field(
+        default=None, description="Share of its KV memory that no running request holds."
+    )
+    evidence: str | None = Field(
+        default=None,
+        description="How well it is known what it holds: exact (from its events) or approximate "
+        "(from what was sent to it).",
     )
     events: EventGauges | None = Field(
         default=None, description="Its KV events; null when none are subscribed."
     )
+
+
+class CandidateStats(Stats):
+    """A replica in a decision."""
+
+    replica: str = Field(description="Its id.")
+    score: float = Field(description="What the policy made of it; lower is better.")
+    device_tokens: Count = Field(description="Tokens of the prompt in its own cache.")
+    stored_tokens: Count = Field(description="Tokens beyond those that its store can load.")
+    queue_s: Seconds = Field(description="Expected wait before the engine begins.")
+    load_s: Seconds = Field(description="Expected time to load the stored tokens.")
+    prefill_s: Seconds = Field(description="Expected time to compute the rest.")
+    running: Count = Field(description="Requests with a first token.")
+    waiting: Count = Field(description="Requests without one.")
+    kv_free: float | None = Field(description="Free share of its KV memory, where it says so.")
+    evidence: str = Field(description="exact, approximate or fallback.")
+
+
+class DecisionStats(Stats):
+    """One routing decision."""
+
+    request_id: str = Field(description="Of the request.")
+    replica: str = Field(description="Where it went.")
+    kind: str = Field(description="The routing policy.")
+    reason: str = Field(description="Why this one is best.")
+    evidence: str = Field(description="What was known of it: exact, approximate or fallback.")
+    num_tokens: Count = Field(description="Of the prompt; 0 where it is not known.")
+    attempt: Count = Field(description="1 for the first replica that was asked.")
+    waited_s: Seconds = Field(
+        description="Seconds for a prefix that another request was computing, and for a place."
+    )
+    candidates: list[CandidateStats] = Field(description="Best first; at most 16.")
+
+
+class RoutingGauges(Stats):
+    """How requests found their replicas. Counts are since the gateway started."""
+
+    kind: str = Field(description="The routing policy.")
+    by_evidence: dict[str, Count] = Field(
+        description="Decisions by what was known of the replica: exact, approximate, fallback."
+    )
+    by_reason: dict[str, Count] = Field(description="Decisions by the policy's reason.")
+    retries: dict[str, Count] = Field(
+        description="Further attempts at another replica, by what went wrong before."
+    )
+    joined: Count = Field(
+        description="Requests that waited for a prefix which another one was computing."
+    )
+    recent: list[DecisionStats] = Field(description="The newest decisions, newest first.")
 
 
 class Gauges(Stats):
@@ -192,6 +269,12 @@ class Gauges(Stats):
     )
     store_events: EventGauges | None = Field(
         default=None, description="The store's KV events; null when none are subscribed."
+    )
+    remote_stores: dict[str, EventGauges] = Field(
+        default_factory=dict, description="KV events of other hosts' stores, by id."
+    )
+    routing: RoutingGauges | None = Field(
+        default=None, description="How requests found their replicas."
     )
     index: IndexGauges | None = Field(default=None, description="The radix index.")
     memo: MemoGauges | None = Field(default=None, description="The memo of rendered prefixes.")

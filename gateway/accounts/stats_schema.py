@@ -16,6 +16,7 @@ from gateway.accounts.gauges import (
     IndexGauges,
     MemoGauges,
     ReplicaGauges,
+    RoutingGauges,
     Seconds,
     SideGauges,
     Stats,
@@ -220,7 +221,9 @@ class CacheStats(Stats):
     loop_lag_s: Seconds | None = Field(
         description="How late the event loop ran lately, in seconds; null when not measured."
     )
-    total: ScopeStats = Field(description="All replicas, and requests that reached none.")
+    total: ScopeStats = Field(
+        description="All replicas, those that are gone too, and requests that reached none."
+    )
     without_replica: ScopeStats = Field(
         description="Requests that reached no replica, such as refused ones; part of total."
     )
@@ -229,6 +232,10 @@ class CacheStats(Stats):
     store_events: EventGauges | None = Field(
         description="The store's KV events; null when none are subscribed."
     )
+    remote_stores: dict[str, EventGauges] = Field(
+        description="KV events of other hosts' stores, by id."
+    )
+    routing: RoutingGauges | None = Field(description="How requests found their replicas.")
     index: IndexGauges | None = Field(description="The radix index.")
     memo: MemoGauges | None = Field(description="The memo of rendered prefixes.")
     outcomes: SideGauges | None = Field(

@@ -60,6 +60,11 @@ class _Ring:
         total: NDArray[np.float64] = self._rows.sum(axis=0, dtype=np.float64)
         return total
 
+    def absorb(self, other: _Ring, tick: int) -> None:
+        self._advance(tick // self._slot_ticks)
+        other._advance(tick // self._slot_ticks)
+        np.add(self._rows, other._rows, out=self._rows, casting="unsafe")
+
     def _advance(self, slot: int) -> None:
         # After a long silence each row is cleared once, not once for every slot that passed.
         for passed in range(self._slot + 1, min(slot, self._slot + SLOTS + 1) + 1):
@@ -97,6 +102,15 @@ class Windows:
         if window is Window.SINCE_START:
             return self._since_start.copy()
         return self._rings[window].total(self._tick)
+
+    def absorb(self, other: Windows, tick: int) -> None:
+        """Take over all of another's sums, of the same width; it is not used any more."""
+        self._settle()
+        other._settle()
+        self._tick = max(self._tick, other._tick, tick)
+        self._since_start += other._since_start
+        for window, ring in self._rings.items():
+            ring.absorb(other._rings[window], self._tick)
 
     def _settle(self) -> None:
         """A Python list is several times faster to add into than an array, so the newest tick is

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway.web.errors import BadRequestError
+from prefix_store.events import REPORT_SESSION
 from prefix_store.protocol import Facts
 
 REPORT_ID_KEY = "headstart.request_id"
@@ -92,12 +93,18 @@ class CompletionBody:
         """The client asked for the usage chunk of a stream."""
 
     def for_engine(
-        self, salt: str, report_id: str | None = None, facts: Facts | None = None
+        self,
+        salt: str,
+        report_id: str | None = None,
+        facts: Facts | None = None,
+        *,
+        full_report: bool = False,
     ) -> bytes:
         """The body as it goes to the engine: the client's values, with ours set.
 
         `report_id`: under which our connector shall report loads, and know the request; None where
-        there is no connector. `facts`: for its store.
+        there is no connector. `facts`: for its store. `full_report`: the engine shall announce
+        what it reuses too, not only what it computes.
         """
         fields = dict(self._raw_fields)
         # These steer connectors inside the engine: no client may.
@@ -105,6 +112,9 @@ class CompletionBody:
             fields.pop(name, None)
         if "vllm_xargs" in fields:
             fields["vllm_xargs"] = _without_connectors_keys(fields["vllm_xargs"])
+        if full_report:
+            fields["vllm_xargs"] = _with_full_report(fields.get("vllm_xargs"))
+            fields["session_id"] = msgspec.Raw(msgspec.json.encode(REPORT_SESSION))
         if report_id is not None:
             hint: dict[str, Any] = {REPORT_ID_KEY: report_id}
             if facts is not None:
@@ -146,6 +156,16 @@ class CompletionBody:
         if value is not None and not isinstance(value, kind):
             raise BadRequestError(f"`{name}` must be {allowed}", param=name)
         return value
+
+
+def _with_full_report(xargs: msgspec.Raw | None) -> msgspec.Raw:
+    """`vllm_xargs` with the report mode added; what is no object the engine refuses."""
+    try:
+        members = {} if xargs is None else _SPLIT.decode(xargs)
+    except msgspec.ValidationError:
+        assert xargs is not None
+        return xargs
+    return msgspec.Raw(msgspec.json.encode({**members, "kv_cache_report_mode": "full"}))
 
 
 def _without_connectors_keys(xargs: msgspec.Raw) -> msgspec.Raw:

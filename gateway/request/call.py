@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from engine_adapter.base import Prompt
 from gateway.accounts.record import FirstToken, Outcome, PromptTokens, RequestRecord
-from gateway.fleet.choice import Choice
+from gateway.fleet.assignment import Assignment
 from gateway.request.answer import EngineMetrics, Usage
 from gateway.request.stop import stop_of
 from policies.access import Stop
+from policies.routing.work import Observed, Work
 from prefix_store.events import BlocksLoaded
 from prefix_store.protocol import Facts
-from prefix_store.residency import Match, Medium
+from prefix_store.residency import Match
 
 NO_FACTS = Facts()
 
@@ -23,7 +24,8 @@ class Call:
     """Filled step by step along the straight line; times are of time.perf_counter()."""
 
     request_id: str
-    block_size: int
+    block_size: int = 1
+    """Of the model's replicas, in tokens."""
     started_at: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
     """When the body was complete."""
@@ -32,11 +34,15 @@ class Call:
     """The tenant's: keys what is written down of its clients' words."""
     model: str = ""
     stream: bool = False
+    explain: bool = False
+    """The client wants to know how its replica was chosen."""
     prompt: Prompt | None = None
     unrendered: bool = False
     match: Match | None = None
+    """When the replica was chosen."""
     facts: Facts = NO_FACTS
-    choice: Choice | None = None
+    assignment: Assignment | None = None
+    """Of the replica that was asked last."""
     report_id: str | None = None
     """Under which the engine's connector reports loads of this request; None without a store."""
     sent: float | None = None
@@ -62,6 +68,18 @@ class Call:
         self.outcome = outcome
         self.status = status
 
+    def assigned(self, assignment: Assignment, report_id: str | None) -> None:
+        """A replica is asked; what an earlier one said does not count."""
+        self.assignment, self.report_id = assignment, report_id
+        self.match = assignment.match
+        self.sent = self.first_token = None
+        self.usage = self.metrics = self.finish_reason = None
+
+    @property
+    def replica(self) -> str | None:
+        """Id of the replica that was asked last."""
+        return None if self.assignment is None else self.assignment.replica.id
+
     @property
     def stop(self) -> Stop:
         """How its answer ended."""
@@ -75,7 +93,7 @@ class Call:
     @property
     def predicted_tokens(self) -> int:
         """Tokens that should be reused on the path chosen."""
-        return self._reusable(self.choice.captured_blocks if self.choice else 0)
+        return self._reusable(self.assignment.captured_blocks if self.assignment else 0)
 
     @property
     def lacks_report(self) -> bool:
@@ -84,7 +102,7 @@ class Call:
         return (
             self.outcome is Outcome.OK
             and self.report_id is not None
-            and self._cached_tokens > self._device_tokens
+            and self._cached_tokens > self.device_tokens
         )
 
     def record(self, loaded: BlocksLoaded | None) -> RequestRecord:
@@ -95,7 +113,7 @@ class Call:
             request_id=self.request_id,
             tenant=self.tenant,
             model=self.model,
-            replica=self.choice.replica.id if self.choice else None,
+            replica=self.replica,
             outcome=self.outcome,
             status=self.status,
             stream=self.stream,
@@ -111,6 +129,31 @@ class Call:
                 and usage.prompt_tokens != self.prompt.num_tokens
             ),
             unrendered=self.unrendered,
+        )
+
+    def observed(self, loaded: BlocksLoaded | None) -> Observed | None:
+        """What it took, for the estimate of its replica; None where that is not known."""
+        if self.outcome is not Outcome.OK or self.usage is None or self.metrics is None:
+            return None
+        if loaded is None and self.lacks_report:
+            return None  # a load whose time is not known would count as computing
+        cached = self._cached_tokens
+        load_s = loaded.duration_s if loaded is not None else 0.0
+        queue_s = _seconds(self.metrics.queue_time_ms)
+        ttft_s = None
+        if self.first_token is not None and self.sent is not None:
+            ttft_s = self.first_token - self.sent
+        return Observed(
+            Work(
+                uncached_tokens=max(1, self.usage.prompt_tokens - cached),
+                stored_tokens=loaded.num_tokens if loaded is not None else 0,
+                context_tokens=cached,
+            ),
+            # Until a load has ended the engine counts its request as waiting.
+            queue_s=None if queue_s is None else max(0.0, queue_s - load_s),
+            load_s=load_s,
+            prefill_s=_seconds(self.metrics.time_to_first_token_ms),
+            ttft_s=ttft_s,
         )
 
     def _prompt_tokens(self, loaded: BlocksLoaded | None) -> PromptTokens | None:
@@ -135,7 +178,7 @@ class Call:
             delivered_disk=disk,
             delivered_redis=redis,
             unattributed=(
-                cached - self._device_tokens if loaded is None and self.lacks_report else 0
+                cached - self.device_tokens if loaded is None and self.lacks_report else 0
             ),
         )
 
@@ -145,13 +188,9 @@ class Call:
         return (self.usage.cached_tokens or 0) if self.usage else 0
 
     @property
-    def _device_tokens(self) -> int:
+    def device_tokens(self) -> int:
         """That the engine's own cache was known to have."""
-        if self.match is None or self.choice is None:
-            return 0
-        holders = self.choice.replica.holders
-        runs = [self.match.by_holder.get(h, 0) for h in holders if h.medium is Medium.DEVICE]
-        return self._reusable(max(runs, default=0))
+        return self._reusable(self.assignment.device_blocks if self.assignment else 0)
 
     @property
     def _num_tokens(self) -> int:

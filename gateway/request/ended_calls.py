@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.accounts.record import RequestRecord
+from gateway.accounts.record import Outcome, RequestRecord
 from gateway.request.call import Call
 from gateway.request.rendering_checks import RenderingChecks
 from policies.access import Stop
@@ -36,6 +36,13 @@ class Log(Protocol):
         """One finished request. Returns at once."""
 
 
+class Sampler(Protocol):
+    """Who finds out whether the index lacks something."""
+
+    def noticed(self, engine_id: str, predicted_tokens: int, delivered_device_tokens: int) -> None:
+        """What a replica's own cache was known to have of a prompt, and what it had."""
+
+
 class Teller(Protocol):
     """Who tells the store."""
 
@@ -61,6 +68,7 @@ class EndedCalls:
         *,
         outcomes: Teller | None = None,
         log: Log | None = None,
+        sampler: Sampler | None = None,
         wait_s: float = 0.05,
         max_waiting: int = 1024,
     ) -> None:
@@ -70,6 +78,7 @@ class EndedCalls:
         self._checks = checks
         self._outcomes = outcomes
         self._log = log
+        self._sampler = sampler
         self._wait_s = wait_s
         self._max_waiting = max_waiting
         self._waiting: deque[_Waiting] = deque()
@@ -109,10 +118,20 @@ class EndedCalls:
         self._record(call, self._report(call))
 
     def _record(self, call: Call, loaded: BlocksLoaded | None) -> None:
+        if call.assignment is not None:
+            call.assignment.ended(time.monotonic(), call.observed(loaded))
         record = call.record(loaded)
         self._recorder.record(record)
+        self._notice(call, record)
         if self._log is not None:
             self._log.add(call, record)
+
+    def _notice(self, call: Call, record: RequestRecord) -> None:
+        prompt, replica = record.prompt, call.replica
+        if self._sampler is None or replica is None or prompt is None:
+            return
+        if call.outcome is Outcome.OK and not prompt.unattributed:
+            self._sampler.noticed(replica, call.device_tokens, prompt.delivered_device)
 
     def _set_timer(self) -> None:
         if self._waiting and self._timer is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from engine_adapter.base import EngineAdapterError, EngineTimeoutError, EngineUnreachableError
-from gateway.fleet.choice import Replica
+from gateway.fleet.replica import Replica
 from gateway.request.model_list import merged
 from gateway.request.tenants import Tenants
 from gateway.web.errors import upstream_body
@@ -21,13 +22,19 @@ _MODELS_TIMEOUT_S = 5.0
 """An engine that hangs delays the list by no more."""
 
 
+class Fleet(Protocol):
+    """The replicas."""
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All that are there now."""
+
+
 class Health:
     """Probes and the list of models."""
 
-    def __init__(
-        self, replicas: Sequence[Replica], tenants: Tenants, probe_timeout_s: float
-    ) -> None:
-        self._replicas = replicas
+    def __init__(self, fleet: Fleet, tenants: Tenants, probe_timeout_s: float) -> None:
+        self._fleet = fleet
         self._tenants = tenants
         self._probe_timeout_s = probe_timeout_s
         self.draining = False
@@ -41,12 +48,13 @@ class Health:
         if self.draining:
             await exchange.send(503, b'{"status":"stopping"}')
             return
+        replicas = self._fleet.replicas
         healthy = await asyncio.gather(
-            *(replica.client.healthy(self._probe_timeout_s) for replica in self._replicas)
+            *(replica.client.healthy(self._probe_timeout_s) for replica in replicas)
         )
         engines = {
             replica.id: "ok" if ok else "no answer"
-            for replica, ok in zip(self._replicas, healthy, strict=True)
+            for replica, ok in zip(replicas, healthy, strict=True)
         }
         ready = any(healthy)
         body = {"status": "ok" if ready else "no engine answers", "engines": engines}
@@ -58,7 +66,7 @@ class Health:
         self._tenants.find(exchange.request.headers.get("Authorization"))
         headers = for_engine(exchange.request.headers, exchange.request_id)
         answers = await asyncio.gather(
-            *(_models_of(replica, headers) for replica in self._replicas)
+            *(_models_of(replica, headers) for replica in self._fleet.replicas)
         )
         given = [answer for answer in answers if isinstance(answer, _Answer)]
         lists = [answer for answer in given if answer.status == 200]

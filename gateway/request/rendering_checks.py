@@ -57,11 +57,12 @@ class RenderingChecks:
     def consider(self, call: Call) -> None:
         """Take a sample of an ended call, if it can tell anything: the engine has computed all of
         its prompt by itself, of which at least the first block is full."""
-        if call.choice is None or call.choice.replica.id in self._timers:
+        replica = call.replica
+        if replica is None or replica in self._timers:
             return
         if call.outcome is not Outcome.OK or call.prompt is None or call.usage is None:
             return
-        replica, prompt, usage = call.choice.replica.id, call.prompt, call.usage
+        prompt, usage = call.prompt, call.usage
         if (
             not prompt.block_hashes
             or usage.cached_tokens != 0

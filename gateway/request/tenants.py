@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.fleet.ticket import Ticket
 from gateway.settings.user_dirs import state_dir
 from gateway.settings.user_error import UserError
 from gateway.web.errors import UnauthorizedError
@@ -35,6 +36,14 @@ class Tenant:
     name: str
     salt: str
     """43 characters of base64url: within vLLM's rules for `cache_salt`."""
+    weight: float = 1.0
+    """Its share of the engines while requests wait."""
+
+    def ticket(self, priority: int, deadline: float | None, *, cost: float) -> Ticket:
+        """For a request of one of its clients."""
+        return Ticket(
+            self.name, weight=self.weight, priority=priority, cost=cost, deadline=deadline
+        )
 
 
 def derive_salt(secret: bytes, tenant: str) -> str:
@@ -46,9 +55,16 @@ def derive_salt(secret: bytes, tenant: str) -> str:
 class Tenants:
     """API key -> tenant. Keys are looked up by their SHA-256, so the time taken tells nothing."""
 
-    def __init__(self, secret: bytes, keys: Mapping[str, str]) -> None:
-        """`keys` maps API keys to names of tenants; empty: everybody is the tenant `default`."""
-        by_name = {name: Tenant(name, derive_salt(secret, name)) for name in keys.values()}
+    def __init__(
+        self, secret: bytes, keys: Mapping[str, str], weights: Mapping[str, float] | None = None
+    ) -> None:
+        """`keys` maps API keys to names of tenants; empty: everybody is the tenant `default`.
+        `weights`: by name, 1 where a name is missing."""
+        shares = weights or {}
+        by_name = {
+            name: Tenant(name, derive_salt(secret, name), shares.get(name, 1.0))
+            for name in keys.values()
+        }
         self._by_key_hash = {_key_hash(key): by_name[name] for key, name in keys.items()}
         self._default = (
             None if keys else Tenant(DEFAULT_TENANT, derive_salt(secret, DEFAULT_TENANT))
@@ -62,7 +78,8 @@ class Tenants:
             for key in _read_keys(name, Path(tenant.key_file).expanduser()):
                 if keys.setdefault(key, name) != name:
                     raise TenantsError(f"tenants {keys[key]} and {name} have an API key in common")
-        return cls(_load_secret(config), keys)
+        weights = {name: tenant.weight for name, tenant in config.tenants.items()}
+        return cls(_load_secret(config), keys, weights)
 
     def find(self, authorization: str | None) -> Tenant:
         """The tenant of an `authorization` header; raises UnauthorizedError."""

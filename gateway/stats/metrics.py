@@ -7,7 +7,7 @@ ids from the configuration, outcomes, kinds, reasons; never tenants, models or r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -38,21 +38,29 @@ _BUCKETS_S = (
 class Metrics:
     """Has its own registry, so several can live in one process."""
 
-    def __init__(self, replicas: Sequence[str], stats: Callable[[], CacheStats]) -> None:
+    def __init__(self, stats: Callable[[], CacheStats]) -> None:
         """`stats`: makes a fresh snapshot; called once a scrape."""
         self._registry = CollectorRegistry(auto_describe=False)
-        family = Histogram(
+        self._family = Histogram(
             "headstart_first_token_seconds",
             "Time to first token (part=total) and its parts, in seconds.",
             ("replica", "part"),
             registry=self._registry,
             buckets=_BUCKETS_S,
         )
-        self._first_token = {
-            replica: [family.labels(replica, part) for part in PARTS]
-            for replica in (*replicas, NO_REPLICA)
-        }
+        self._first_token: dict[str, list[Histogram]] = {}
+        self.add_replica(NO_REPLICA)
         self._registry.register(_StatsCollector(stats))
+
+    def add_replica(self, replica: str) -> None:
+        """It has series of its own from now on."""
+        self._first_token[replica] = [self._family.labels(replica, part) for part in PARTS]
+
+    def remove_replica(self, replica: str) -> None:
+        """It has none any more."""
+        if self._first_token.pop(replica, None) is not None:
+            for part in PARTS:
+                self._family.remove(replica, part)
 
     def observe(self, record: RequestRecord) -> None:
         """Once for each ended request."""
@@ -61,7 +69,7 @@ class Metrics:
             return
         histograms = self._first_token.get(record.replica or NO_REPLICA)
         if histograms is None:
-            histograms = self._first_token[NO_REPLICA]
+            return  # of a replica that is gone
         parts = (first.ttft_s, first.gateway_s, first.queue_s, first.prefill_s, first.delivery_s)
         for histogram, duration_s in zip(histograms, parts, strict=True):
             if duration_s is not None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from engine_adapter.rendering import PromptRenderer
 from gateway.accounts.accounting import Accounting
 from gateway.accounts.gauges import (
+    DecisionStats,
     EventGauges,
     Gauges,
     IndexGauges,
     MemoGauges,
     ReplicaGauges,
+    RoutingGauges,
     SideGauges,
 )
 from gateway.accounts.record import RequestRecord
 from gateway.accounts.stats_schema import CacheStats
-from gateway.fleet.choice import Replica
-from gateway.fleet.followed_events import Followed
+from gateway.fleet.decisions import Decisions
+from gateway.fleet.followed_events import Followed, FollowedEvents
 from gateway.fleet.places import Places
+from gateway.fleet.replica import Replica
 from gateway.request.side_queue import SideQueueStats
 from gateway.stats.loop_lag import LoopLag
 from gateway.stats.metrics import CONTENT_TYPE, Metrics
@@ -35,6 +41,14 @@ class Side(Protocol):
         """What it did."""
 
 
+class Fleet(Protocol):
+    """The replicas."""
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All that are there now."""
+
+
 class StatsPage:
     """Reads from everybody, owns nothing but the Prometheus registry."""
 
@@ -42,31 +56,46 @@ class StatsPage:
         self,
         *,
         accounting: Accounting,
-        replicas: Sequence[Replica],
         places: Places,
         residency: Residency,
-        renderer: PromptRenderer | None,
+        renderers: Mapping[str, PromptRenderer],
         memo_capacity_bytes: int,
-        engine_events: Mapping[str, Followed],
-        store_events: Followed | None,
+        events: FollowedEvents,
+        routing: str,
+        decisions: Decisions,
         store: StoreProbe | None,
         loop_lag: LoopLag,
         outcomes: Side | None = None,
         request_log: Side | None = None,
     ) -> None:
         self._accounting = accounting
-        self._replicas = replicas
+        self._fleet: Fleet | None = None
         self._places = places
         self._residency = residency
-        self._renderer = renderer
+        self._renderers = renderers
         self._memo_capacity_bytes = memo_capacity_bytes
-        self._engine_events = engine_events
-        self._store_events = store_events
+        self._events = events
+        self._routing = routing
+        self._decisions = decisions
         self._store = store
         self._loop_lag = loop_lag
         self._outcomes = outcomes
         self._request_log = request_log
-        self._metrics = Metrics([replica.id for replica in replicas], self.snapshot)
+        self._metrics = Metrics(self.snapshot)
+
+    def show(self, fleet: Fleet) -> None:
+        """The replicas whose state is served; each is told by `add_replica` as well."""
+        self._fleet = fleet
+
+    def add_replica(self, replica: str) -> None:
+        """It may have requests from now on."""
+        self._accounting.add_replica(replica)
+        self._metrics.add_replica(replica)
+
+    def remove_replica(self, replica: str) -> None:
+        """It has none any more."""
+        self._accounting.remove_replica(replica)
+        self._metrics.remove_replica(replica)
 
     def record(self, record: RequestRecord) -> None:
         """One finished request, for both pages."""
@@ -97,18 +126,55 @@ class StatsPage:
             waiting=self._places.waiting,
             loop_lag_s=self._loop_lag.lag_s,
             store=self._store.gauges if self._store else None,
-            store_events=event_gauges(self._store_events) if self._store_events else None,
+            store_events=event_gauges(self._events.store) if self._events.store else None,
+            remote_stores={
+                name: event_gauges(each)
+                for name, each in self._events.stores.items()
+                if each is not self._events.store
+            },
+            routing=self._routing_gauges(),
             index=self._index(),
             memo=self._memo(),
             outcomes=_side_gauges(self._outcomes),
             request_log=_side_gauges(self._request_log),
-            replicas={replica.id: self._replica(replica) for replica in self._replicas},
+            replicas={each.id: self._replica(each) for each in self._replicas},
+        )
+
+    @property
+    def _replicas(self) -> Sequence[Replica]:
+        return () if self._fleet is None else self._fleet.replicas
+
+    def _routing_gauges(self) -> RoutingGauges:
+        decisions = self._decisions
+        return RoutingGauges(
+            kind=self._routing,
+            by_evidence=dict(decisions.by_evidence),
+            by_reason=dict(decisions.by_reason),
+            retries=dict(decisions.retries),
+            joined=decisions.joined,
+            recent=[
+                DecisionStats.model_validate(msgspec.to_builtins(line))
+                for line in decisions.recent()
+            ],
         )
 
     def _replica(self, replica: Replica) -> ReplicaGauges:
-        followed = self._engine_events.get(replica.id)
+        followed = self._events.engines.get(replica.id)
+        condition, estimate = replica.condition, replica.estimate
         return ReplicaGauges(
-            in_flight=replica.client.in_flight,
+            url=replica.config.url,
+            model=replica.config.model,
+            condition=condition.state.value,
+            reason=condition.reason,
+            condition_age_s=condition.age_s,
+            ejections=condition.ejections,
+            share=condition.share(time.monotonic()),
+            in_flight=replica.places.running,
+            waiting=replica.places.waiting,
+            engine_running=estimate.running,
+            engine_waiting=estimate.waiting,
+            kv_free=estimate.kv_free,
+            evidence=self._events.evidence(replica.id).value,
             events=event_gauges(followed) if followed else None,
         )
 
@@ -122,13 +188,14 @@ class StatsPage:
         )
 
     def _memo(self) -> MemoGauges | None:
-        if self._renderer is None:
+        """Of all models together."""
+        stats = [renderer.stats() for renderer in self._renderers.values()]
+        if not stats:
             return None
-        stats = self._renderer.stats()
         return MemoGauges(
-            tokens_from_memo=stats.tokens_from_memo,
-            tokens_tokenized=stats.tokens_tokenized,
-            used_bytes=stats.memo_bytes,
+            tokens_from_memo=sum(each.tokens_from_memo for each in stats),
+            tokens_tokenized=sum(each.tokens_tokenized for each in stats),
+            used_bytes=sum(each.memo_bytes for each in stats),
             capacity_bytes=self._memo_capacity_bytes,
         )
 

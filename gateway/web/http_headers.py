@@ -13,6 +13,14 @@ CACHED_TOKENS = "x-headstart-cached-tokens"
 """What the engine reused, as it reports; only in whole answers, whose head is sent last."""
 PREDICTED_TOKENS = "x-headstart-predicted-tokens"
 """What should be reused on the path chosen, from the index, before the engine has begun."""
+ROUTE = "x-headstart-route"
+"""The decision that chose the replica, as JSON, for who sent EXPLAIN."""
+
+# Of requests:
+EXPLAIN = "x-headstart-explain"
+"""Any value but 0: say in ROUTE how the replica was chosen."""
+DEADLINE_MS = "x-headstart-deadline-ms"
+"""An engine must have begun within so many milliseconds, else the request is refused."""
 
 MAX_REQUEST_ID = 128
 
@@ -42,6 +50,8 @@ _NOT_TO_ENGINE = _HOP_BY_HOP | {
     "host",
     "x-api-key",
     "x-request-id",
+    EXPLAIN,
+    DEADLINE_MS,
 }
 _NOT_TO_CLIENT = _HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}
 

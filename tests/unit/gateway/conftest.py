@@ -15,21 +15,28 @@ import numpy as np
 import pytest
 import uvloop
 from aiohttp import web
+from replicas import replica_of
 
 from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.engine_client import EngineClient
 from gateway.accounts.record import RequestRecord
-from gateway.fleet.choice import Replica
+from gateway.fleet.dispatch import Dispatcher
 from gateway.fleet.places import Places
+from gateway.fleet.replica import Replica
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.health import Health
-from gateway.request.proxy import Proxy, ServedModel
+from gateway.request.proxy import Proxy
 from gateway.request.request_log import RequestLog
+from gateway.request.served_models import ServedModels
 from gateway.request.tenants import Tenants
-from gateway.web.app import App, Route
+from gateway.web.app import App
 from gateway.web.body_memory import BodyMemory
 from gateway.web.listener import Listener
-from policies.config import LimitsConfig
+from gateway.web.routes import Route
+from policies.config import LimitsConfig, ModelConfig
+from policies.engine import EngineConfig
+from policies.fleet import CoalescingConfig
+from policies.routing import Evidence, LeastTtftRouting, Routing
 from prefix_store.base import BlockHash
 from prefix_store.events import BlocksLoaded
 from prefix_store.hashing import as_token_ids, extend_chain
@@ -111,7 +118,7 @@ class StubEngine:
     url: str = ""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/health":
+        if request.path in ("/health", "/metrics"):
             return web.Response()
         body = b"".join([chunk async for chunk in request.content.iter_any()])
         self.received.append(Received(request.path, request.headers.copy(), body))
@@ -225,6 +232,32 @@ class FixedResidency:
         self.seen.append(hashes)
         return self.answer
 
+    def match(self, hashes: Sequence[BlockHash]) -> Match:
+        return self.answer
+
+
+class FixedKnowledge:
+    """Everything is known exactly; remembers what was answered where."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int]] = []
+
+    def evidence(self, engine_id: str) -> Evidence:
+        return Evidence.EXACT
+
+    def answered(self, engine_id: str, hashes: Sequence[BlockHash], now: float) -> None:
+        self.all.append((engine_id, len(hashes)))
+
+
+@dataclass
+class FixedFleet:
+    """Replicas that nobody watches."""
+
+    replicas: Sequence[Replica]
+
+    def serving(self, model: str) -> Sequence[Replica]:
+        return self.replicas
+
 
 @dataclass
 class Records:
@@ -271,6 +304,8 @@ class RunningGateway:
     app: App
     health: Health
     listener: Listener
+    fleet: FixedFleet
+    knowledge: FixedKnowledge
 
     async def settled(self) -> None:
         """Until nothing runs any more, on either side."""
@@ -303,6 +338,7 @@ async def open_gateway(
     engine_url: str | None = None,
     with_spare: bool = False,
     request_log: RequestLog | None = None,
+    routing: Routing | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Stub engine, gateway and a client; closed in reverse order. `with_spare`: a second replica,
     engine-1, on the same stub."""
@@ -316,9 +352,18 @@ async def open_gateway(
             connect_timeout_s=limits.connect_timeout,
         )
         spare = EngineClient(stub.url, max_requests=8, connect_timeout_s=1.0)
-        replicas = [Replica("engine-0", engine, (DEVICE, MEMORY))]
+        first, second = (
+            EngineConfig(id=f"engine-{i}", block_size=BLOCK_SIZE, model=MODEL) for i in range(2)
+        )
+        replicas = [replica_of(first, engine, (DEVICE, MEMORY), max_wait_s=limits.max_wait)]
         if with_spare:
-            replicas.append(Replica("engine-1", spare, (ELSEWHERE, MEMORY)))
+            replicas.append(
+                replica_of(second, spare, (ELSEWHERE, MEMORY), max_wait_s=limits.max_wait)
+            )
+        fleet = FixedFleet(replicas)
+        models = ServedModels([ModelConfig(name=MODEL, max_model_len=8192)])
+        for replica in replicas:
+            await models.add_replica(replica.config)
         tenants = Tenants(b"s" * 32, keys or {})
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
@@ -330,19 +375,26 @@ async def open_gateway(
             FixedLoads(),
             Records(),
         )
+        knowledge = FixedKnowledge()
         ended = EndedCalls(loads, records, wait_s=0.0, log=request_log)
         proxy = Proxy(
-            model=ServedModel(MODEL, 8192, BLOCK_SIZE),
+            models=models,
+            renderers={MODEL: renderer},
             limits=limits,
+            max_attempts=3,
             tenants=tenants,
             places=places,
             body_memory=body_memory,
-            renderer=renderer,
-            residency=residency,
-            replicas=replicas,
+            dispatcher=Dispatcher(
+                fleet,
+                (routing or LeastTtftRouting()).router(),
+                residency,
+                knowledge,
+                coalescing=CoalescingConfig(),
+            ),
             ended=ended,
         )
-        health = Health(replicas, tenants, 2.0)
+        health = Health(fleet, tenants, 2.0)
         app = App(
             {
                 "/v1/chat/completions": Route("POST", proxy.chat),
@@ -364,7 +416,7 @@ async def open_gateway(
             try:
                 yield RunningGateway(
                     url, port, stub, client, records, places, body_memory,
-                    renderer, residency, loads, ended, app, health, listener,
+                    renderer, residency, loads, ended, app, health, listener, fleet, knowledge,
                 )  # fmt: skip
             finally:
                 await client.close()

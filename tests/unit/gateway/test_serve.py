@@ -15,10 +15,9 @@ from engine_adapter.rendering import PromptRenderer
 from gateway import serve as root
 from gateway.accounts.record import Outcome
 from gateway.accounts.stats_schema import CacheStats
-from gateway.serve import block_size_of, holders_of, serve
+from gateway.serve import serve
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
-from policies.engine import EngineConfig
 
 
 @pytest.fixture
@@ -210,11 +209,11 @@ async def test_an_address_in_use_is_the_users_to_mend(configure, no_tokenizer, u
         server.close()
 
 
-def test_block_sizes_must_be_equal():
+async def test_block_sizes_must_be_equal(configure, no_tokenizer):
     """Blocks of different sizes have different hashes."""
-    engines = [EngineConfig(id="a", block_size=32), EngineConfig(id="b", block_size=64)]
+    engines = [{"id": "a", "block_size": 32}, {"id": "b", "block_size": 64}]
     with pytest.raises(UserError, match="block_size"):
-        block_size_of(HeadstartConfig(engines=engines))
+        await serve(configure("", engines=engines))
 
 
 async def test_work_goes_on_until_it_is_hurried():
@@ -233,20 +232,3 @@ async def test_work_goes_on_until_it_is_hurried():
 def test_outcomes_are_the_statistics_names():
     """The record and the schema speak of the same things."""
     assert {str(outcome) for outcome in Outcome} == {"ok", "cancelled", "refused", "engine_error"}
-
-
-@pytest.mark.parametrize(
-    ("store", "media"),
-    [
-        (None, ["device"]),
-        ({}, ["device", "memory"]),
-        ({"redis": {}}, ["device", "memory", "redis"]),
-        ({"disk": {"path": "/x"}, "redis": {}}, ["device", "memory", "disk", "redis"]),
-    ],
-)
-def test_all_tiers_of_the_store_are_on_a_replicas_path(store, media):
-    """Blocks in any of them count as captured."""
-    config = HeadstartConfig.model_validate({"store": store})
-    holders = holders_of(config, config.engines[0])
-    assert [holder.medium for holder in holders] == media
-    assert {holder.source for holder in holders[1:]} <= {"store-0"}

@@ -153,7 +153,7 @@ def test_too_short_is_told_apart_from_no_reuse(clock: Clock, total: int, too_sho
 
 
 def test_replicas_add_up_to_the_total(clock: Clock) -> None:
-    """Requests without a replica, or of an unknown one, are in the total and shown apart."""
+    """Requests without a replica are shown apart; those of one that is gone are in the total."""
     accounting = accounting_of(clock)
     for replica in ("a", "a", "b", None, "never-heard-of"):
         accounting.record(request(replica=replica))
@@ -161,8 +161,24 @@ def test_replicas_add_up_to_the_total(clock: Clock) -> None:
     assert set(stats.replicas) == {"a", "b"}
     assert stats.replicas["a"].windows.last_1m.requests.total == 2
     assert stats.replicas["b"].windows.last_1m.requests.total == 1
-    assert stats.without_replica.windows.last_1m.requests.total == 2
+    assert stats.without_replica.windows.last_1m.requests.total == 1
     assert stats.total.windows.last_1m.requests.total == 5
+
+
+def test_a_replica_that_goes_leaves_its_sums_in_the_total(clock: Clock) -> None:
+    """Nothing is forgotten, in no window, and a new replica of the same name begins at 0."""
+    accounting = accounting_of(clock)
+    accounting.record(request(replica="a"))
+    clock.now += 45.0
+    accounting.record(request(replica="a"))
+    before = stats_of(accounting).total
+    accounting.remove_replica("a")
+    assert stats_of(accounting).total == before
+    assert "a" not in stats_of(accounting).replicas
+    accounting.add_replica("a")
+    assert stats_of(accounting).replicas["a"].windows.since_start.requests.total == 0
+    clock.now += 30.0
+    assert stats_of(accounting).total.windows.last_1m.requests.total == 1
 
 
 def test_ttft_parts_have_their_own_counts(clock: Clock) -> None:

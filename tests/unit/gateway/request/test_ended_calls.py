@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+
+from replicas import assignment_of, replica_of
 
 from engine_adapter.base import Prompt
-from engine_adapter.engine_client import EngineClient
 from engine_adapter.load_reports import LoadReports
 from gateway.accounts.record import Outcome, PromptTokens, RequestRecord
-from gateway.fleet.choice import Choice, Replica
 from gateway.request.answer import PromptTokensDetails, Usage
 from gateway.request.call import Call
 from gateway.request.ended_calls import EndedCalls
 from policies.access import Stop
+from policies.engine import EngineConfig
 from prefix_store.events import BlocksLoaded
 from prefix_store.residency import Holder, Match, Medium
 
@@ -46,14 +46,14 @@ def ended_call(
     sent: float | None = 1.0,
 ) -> Call:
     """A prompt of 100 tokens in blocks of 32; `on_device` blocks were known to be there."""
-    nobody = cast("EngineClient", None)
-    replica = Replica("engine-0", nobody, (DEVICE, MEMORY) if store else (DEVICE,))
+    replica = replica_of(EngineConfig(), holders=(DEVICE, MEMORY) if store else (DEVICE,))
+    match = Match(3, {DEVICE: on_device, MEMORY: 3})
     return Call(
         request_id,
         32,
         prompt=Prompt(100, [], []),
-        match=Match(3, {DEVICE: on_device, MEMORY: 3}),
-        choice=Choice(replica, 3),
+        match=match,
+        assignment=assignment_of(replica, match, captured_blocks=3, device_blocks=on_device),
         report_id=f"report of {request_id}" if store else None,
         sent=sent,
         usage=Usage(100, 1, PromptTokensDetails(cached)),

@@ -83,7 +83,8 @@ class FakeExchange:
 async def ask(*engines: FakeEngine) -> FakeExchange:
     replicas: Any = [SimpleNamespace(id=f"e-{n}", client=c) for n, c in enumerate(engines)]
     exchange: Any = FakeExchange()
-    await Health(replicas, Tenants(b"s" * 32, {}), 1.0).models(exchange)
+    fleet: Any = SimpleNamespace(replicas=replicas)
+    await Health(fleet, Tenants(b"s" * 32, {}), 1.0).models(exchange)
     sent: FakeExchange = exchange
     return sent
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+
+from replicas import assignment_of, replica_of
 
 from engine_adapter.base import Prompt
-from engine_adapter.engine_client import EngineClient
 from gateway.accounts.record import Outcome
-from gateway.fleet.choice import Choice, Replica
 from gateway.request.answer import PromptTokensDetails, Usage
 from gateway.request.call import Call
 from gateway.request.rendering_checks import RenderingChecks
+from policies.engine import EngineConfig
 from prefix_store.base import BlockHash
 from prefix_store.hashing import digest
 from prefix_store.residency import Holder, Medium, Residency
@@ -64,12 +64,11 @@ def call_of(
     engine_tokens: int = 40,
     replica: str = "engine-0",
 ) -> Call:
-    nobody = cast("EngineClient", None)
     return Call(
         "r",
         32,
         prompt=Prompt(40, hashes, []),
-        choice=Choice(Replica(replica, nobody, (DEVICE,)), 0),
+        assignment=assignment_of(replica_of(EngineConfig(id=replica), holders=(DEVICE,))),
         usage=Usage(engine_tokens, 1, PromptTokensDetails(cached)),
         outcome=outcome,
     )

@@ -181,7 +181,9 @@ def exposed_metrics() -> set[str]:
         replicas={"a": ReplicaGauges(events=events)},
     )
     accounting = Accounting(["a"], model="m", version="0", block_size=32)
-    page = Metrics(["a"], lambda: accounting.snapshot(gauges=gauges)).expose().decode()
+    metrics = Metrics(lambda: accounting.snapshot(gauges=gauges))
+    metrics.add_replica("a")
+    page = metrics.expose().decode()
     return set(re.findall(r"^(headstart_\w+)", page, re.MULTILINE))
 
 

@@ -102,7 +102,9 @@ def scrape(*records: RequestRecord, gauges: Gauges = GAUGES) -> dict[str, float]
     def stats() -> CacheStats:
         return accounting.snapshot(gauges=gauges)
 
-    metrics = Metrics(["a", "b"], stats)
+    metrics = Metrics(stats)
+    for replica in ("a", "b"):
+        metrics.add_replica(replica)
     for record in records:
         accounting.record(record)
         metrics.observe(record)
