@@ -26,7 +26,9 @@ class Timing:
 class LeanClient(asyncio.Protocol):
     """One connection to a server that answers with chunked streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_token_event: int = FIRST_TOKEN_EVENT) -> None:
+        """`first_token_event`: which event of an answer has the first token; 1 for completions."""
+        self._first_token_event = first_token_event
         self._transport: asyncio.Transport | None = None
         self._answer = bytearray()
         self._first_token: float | None = None
@@ -35,12 +37,17 @@ class LeanClient(asyncio.Protocol):
         """The server has closed it; it may do so when nothing was asked for a while."""
 
     @classmethod
-    async def connect(cls, url: str) -> LeanClient:
+    async def connect(cls, url: str, first_token_event: int = FIRST_TOKEN_EVENT) -> LeanClient:
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
         host, port = parts.hostname or "127.0.0.1", parts.port or 80
-        _, client = await loop.create_connection(cls, host, port)
+        _, client = await loop.create_connection(lambda: cls(first_token_event), host, port)
         return client
+
+    @property
+    def answer(self) -> bytes:
+        """All bytes of the last answer."""
+        return bytes(self._answer)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -66,7 +73,7 @@ class LeanClient(asyncio.Protocol):
         now = time.perf_counter()
         answer = self._answer
         answer += data
-        if self._first_token is None and answer.count(b"data: ") >= FIRST_TOKEN_EVENT:
+        if self._first_token is None and answer.count(b"data: ") >= self._first_token_event:
             self._first_token = now
         ended = answer.endswith(_END) or not answer.startswith(b"HTTP/1.1 200")
         if ended and self._ended is not None and not self._ended.done():

@@ -44,6 +44,8 @@ def metrics_text(scheduler: Scheduler, model: str, started_at: float) -> bytes:
         f"{float(counters.finished)!r}",
         f'vllm:request_success_total{{engine="0",finished_reason="abort",model_name="{model}"}} '
         f"{float(counters.aborted)!r}",
+        "# TYPE simulated:busy_seconds_total counter",
+        f"simulated:busy_seconds_total{labels} {counters.busy_s!r}",
         "",
     ]
     return "\n".join(lines).encode()
