@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from aiohttp import StreamReader, web
 from multidict import CIMultiDict
@@ -42,6 +43,8 @@ class Exchange:
         self.request = request
         self._last = last
         self.request_id = request_id_of(request.headers)
+        self.path_parameters: Mapping[str, str] = {}
+        """What stands in the path where its route has names in braces; decoded."""
         self._response: web.StreamResponse | None = None
         self._streaming = False
         self.writing = False

@@ -11,8 +11,8 @@ import logging
 import pytest
 
 from gateway.accounts.record import Outcome
-from gateway.web.app import Route
 from gateway.web.errors import GatewayError
+from gateway.web.routes import Route, Routes
 from policies.config import LimitsConfig
 
 CHAT = "/v1/chat/completions"
@@ -275,7 +275,7 @@ async def test_a_client_that_has_gone_is_no_error(stub_engine, caplog):
         raise ConnectionResetError("Cannot write to closing transport")
 
     async with kit.open_gateway(kit.answers(kit.WHOLE)) as gateway:
-        gateway.app._routes = {"/gone": Route("GET", write_to_nobody)}
+        gateway.app._routes = Routes({"/gone": Route("GET", write_to_nobody)})
         async with gateway.client.get("/gone") as response:
             assert response.status == 499
         assert gateway.app.internal_errors == 0
