@@ -12,6 +12,7 @@ depend on the prompt and the seed. Times that it reports are of the real clock.
     simulated_server      HTTP -> simulated_request -> simulated_generation -> simulated_answers
     simulated_replica     the scheduler on the event loop's clock
     simulated_scheduler   queue, batch and preemption -> simulated_cache, simulated_timing
+    simulated_limits      what bounds them
     simulated_events      what the cache does, as KV events
     simulated_words       token ids without a tokenizer; simulated_tokenizer: with a model's
     simulated_faults      POST /simulate/fault
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import uvloop
 
-from engine_adapter.simulated_engine import SimulatedEngine
+from engine_adapter.simulated_engine import SimulatedEngine, running
 from engine_adapter.simulated_options import SimulationOptions
 from engine_adapter.simulated_timing import StepTiming
 from engine_adapter.simulated_words import HashedWords, Words
@@ -67,15 +68,10 @@ async def _serve(host: str, ports: Sequence[int], options: Sequence[SimulationOp
             SimulatedEngine(each, words, host=host, port=port)
             for each, port in zip(options, ports, strict=True)
         ]
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(engine.run()) for engine in engines]
-            for engine in engines:
-                await engine.ready.wait()
+        async with running(engines):
             sys.stdout.write(f"simulated engines: {' '.join(each.url for each in engines)}\n")
             sys.stdout.flush()
             await stop.wait()
-            for task in running:
-                task.cancel()
 
 
 def words_for(options: SimulationOptions) -> Words:

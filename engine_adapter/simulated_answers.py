@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ class AnswerWriter:
         self._request = request
         self._words = words
         self._speed = speed
+        self._shown: dict[int, int] = {}
+        """Tokens of each answer that were handed out."""
         self._block_size = block_size
         self._end = "stop" if stops_by_itself else "length"
         prefix = "chatcmpl" if request.is_chat else "cmpl"
@@ -52,7 +54,7 @@ class AnswerWriter:
         metrics = self._metrics(sequences)
         if metrics is not None:
             metrics["speculative_decoding"] = None
-        answer = {
+        answer: Json = {
             **self._head,
             "choices": choices,
             "service_tier": None,
@@ -66,16 +68,29 @@ class AnswerWriter:
                 },
                 "completion_tokens_details": None,
             },
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": metrics,
         }
         if self._request.is_chat:
             ids = self._prompt_ids(sequences[0])
             answer |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
+        answer |= {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": metrics}
         return msgspec.json.encode(answer)
 
-    def role(self, index: int, sequence: Sequence) -> bytes:
+    def news(self, sequences: list[Sequence]) -> bytes:
+        """The events of a stream that were not handed out yet."""
+        events = bytearray()
+        for index, sequence in enumerate(sequences):
+            first, end = self._shown.get(index, 0), sequence.wire_tokens
+            if first == end:
+                continue
+            if first == 0 and self._request.is_chat:
+                events += self._role(index, sequence)
+            events += self._tokens(index, sequence, first, end)
+            self._shown[index] = end
+        if all(sequence.is_finished for sequence in sequences):
+            events += self._last(sequences)
+        return bytes(events)
+
+    def _role(self, index: int, sequence: Sequence) -> bytes:
         """The first event of a chat: who speaks, and no token."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -84,7 +99,7 @@ class AnswerWriter:
             {"choices": [choice], "prompt_token_ids": ids, "prompt_text": None}, [sequence], 0
         )
 
-    def tokens(self, index: int, sequence: Sequence, first: int, end: int) -> bytes:
+    def _tokens(self, index: int, sequence: Sequence, first: int, end: int) -> bytes:
         """Tokens [first, end) of an answer."""
         ids = sequence.job.answer[first:end]
         text = self._words.text(ids)
@@ -106,7 +121,7 @@ class AnswerWriter:
             more["system_fingerprint"] = FINGERPRINT
         return self._event(more, [sequence], end)
 
-    def end(self, sequences: list[Sequence]) -> bytes:
+    def _last(self, sequences: list[Sequence]) -> bytes:
         """The last events: usage where it is asked for, and [DONE]."""
         if not self._request.include_usage:
             return DONE
@@ -207,6 +222,6 @@ class AnswerWriter:
         }
 
 
-def _cached(sequences: Iterable[Sequence]) -> int:
-    """As vLLM says it: of the last answer that ended."""
-    return max(sequence.cached_tokens or 0 for sequence in sequences)
+def _cached(sequences: list[Sequence]) -> int:
+    """As vLLM says it: of the last prompt."""
+    return sequences[-1].cached_tokens or 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from engine_adapter.simulated_faults import Faults
 from engine_adapter.simulated_options import SimulationOptions
@@ -67,3 +69,15 @@ class SimulatedEngine:
     def _restart(self, away_s: float) -> None:
         self._away_s = away_s
         self._over.set()
+
+
+@contextlib.asynccontextmanager
+async def running(engines: Sequence[SimulatedEngine]) -> AsyncIterator[None]:
+    """Inside the block all of them listen. Raises what their `run` raises, in a group."""
+    async with asyncio.TaskGroup() as tasks:
+        served = [tasks.create_task(engine.run()) for engine in engines]
+        for engine in engines:
+            await engine.ready.wait()
+        yield
+        for task in served:
+            task.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from engine_adapter.simulated_options import SimulationOptions
 from engine_adapter.simulated_replica import Replica
@@ -47,14 +46,11 @@ class Generation:
         for sequence in self.sequences:
             self._replica.abort(sequence)
 
-    async def pieces(self) -> AsyncIterator[None]:
-        """Comes round whenever there is something to show, the last time at the end."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            yield
-            if not self._unfinished:
-                return
+    async def wait(self) -> bool:
+        """Until there is something new to show; True: it is the last."""
+        await self._wake.wait()
+        self._wake.clear()
+        return not self._unfinished
 
     def _progressed(self, sequence: Sequence, now: float) -> None:
         if sequence.is_finished:

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_adapter.event_subscriber import binds
-from engine_adapter.simulated_scheduler import SchedulerLimits
+from engine_adapter.simulated_limits import SchedulerLimits
 from engine_adapter.simulated_timing import StepTiming
+
+MAX_SILENCE_S = 0.2
+"""Real time after which gauges show what was done meanwhile, at the latest."""
 
 
 class OptionsError(ValueError):
@@ -72,4 +75,5 @@ class SimulationOptions:
             max_sequences=self.max_sequences,
             by_priority=self.by_priority,
             chunk_s=self.min_chunk_s * self.speed,
+            together_s=MAX_SILENCE_S * self.speed,
         )

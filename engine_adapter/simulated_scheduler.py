@@ -12,65 +12,14 @@ planned together and cut when something arrives.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
 
 from engine_adapter.simulated_cache import Block, BlockCache
 from engine_adapter.simulated_events import EventLog
+from engine_adapter.simulated_limits import SchedulerCounters, SchedulerLimits
 from engine_adapter.simulated_sequence import Job, Sequence
-from engine_adapter.simulated_timing import StepTiming, StepWork
-
-MOST_STEPS = 4096
-"""Steps that are planned together."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Tokens are those of the model, but for the block size."""
-
-    num_blocks: int
-    block_size: int = 16
-    """Tokens on the wire."""
-    tokens_per_wire_token: int = 1
-    max_batched_tokens: int = 2048
-    max_sequences: int = 256
-    by_priority: bool = False
-    """Waiting sequences by priority and then arrival, instead of by arrival."""
-    chunk_s: float = 0.0
-    """Streams need a sign of life so often, of the simulated clock; 0: at every token."""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Counts since the start; tokens are those on the wire."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    aborted: int = 0
-    busy_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Share:
-    """What one sequence gets of a step."""
-
-    sequence: Sequence
-    num_tokens: int
-
-
-@dataclass(slots=True)
-class _Step:
-    """One step, or several in a row that only decode."""
-
-    start: float
-    end: float = 0.0
-    steps: int = 1
-    shares: list[_Share] = field(default_factory=list)
-    work: StepWork = field(default_factory=StepWork)
-    decodes_only: bool = True
+from engine_adapter.simulated_step import Share, Step
+from engine_adapter.simulated_timing import StepTiming
+from prefix_store.base import BlockHash
 
 
 class Scheduler:
@@ -85,7 +34,7 @@ class Scheduler:
         self._block_tokens = limits.block_size * limits.tokens_per_wire_token
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._arrivals = 0
         self.counters = SchedulerCounters()
 
@@ -123,7 +72,7 @@ class Scheduler:
         if self._step is None:
             self._step = self._plan(now)
         elif len(self._running) < limits.max_sequences:
-            self._cut(self._step, now)
+            self._step.cut(self._timing, now)
         return sequence
 
     def abort(self, sequence: Sequence, now: float) -> None:
@@ -139,7 +88,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._free(sequence)
         if self._step is not None:
-            self._cut(self._step, now)
+            self._step.cut(self._timing, now)
 
     def advance(self, now: float) -> None:
         """Do everything that is over by now."""
@@ -148,6 +97,10 @@ class Scheduler:
             self._step = None
             self._finish(step)
             self._step = self._plan(step.end)
+
+    def find(self, hashes: list[BlockHash]) -> int:
+        """Blocks of this run that a request would reuse."""
+        return len(self._cache.find(hashes, len(hashes)))
 
     def reset_cache(self) -> bool:
         """Forget all blocks; False while any are in use."""
@@ -164,8 +117,8 @@ class Scheduler:
         """Place in the queue: one that was preempted arrived before all that wait."""
         return (sequence.job.priority if self._limits.by_priority else 0, sequence.number)
 
-    def _plan(self, now: float) -> _Step | None:
-        step = _Step(start=now)
+    def _plan(self, now: float) -> Step | None:
+        step = Step(start=now)
         budget = self._limits.max_batched_tokens
         budget, preempted = self._plan_running(step, budget)
         if not preempted:
@@ -179,18 +132,14 @@ class Scheduler:
         step.end = now + self._timing.steps_s(step.work, step.steps)
         return step
 
-    def _plan_running(self, step: _Step, budget: int) -> tuple[int, bool]:
+    def _plan_running(self, step: Step, budget: int) -> tuple[int, bool]:
         """The budget that is left, and whether anybody had to give way."""
         position, preempted = 0, False
         while position < len(self._running) and budget > 0:
             sequence = self._running[position]
             count = min(sequence.num_tokens - sequence.num_computed, budget)
             while self._lacking(sequence, count) > self._cache.num_free:
-                victim = (
-                    max(self._running, key=self._turn)
-                    if self._limits.by_priority
-                    else (self._running[-1])
-                )
+                victim = self._victim()
                 position -= self._running.index(victim) < position
                 budget += self._preempt(victim, step)
                 preempted = True
@@ -202,7 +151,13 @@ class Scheduler:
                 position += 1
         return budget, preempted
 
-    def _plan_waiting(self, step: _Step, budget: int, now: float) -> None:
+    def _victim(self) -> Sequence:
+        """Who gives way: who was admitted last, or by priority who would be."""
+        if self._limits.by_priority:
+            return max(self._running, key=self._turn)
+        return self._running[-1]
+
+    def _plan_waiting(self, step: Step, budget: int, now: float) -> None:
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_sequences:
             sequence = self._waiting[0]
             most = (sequence.num_tokens - 1) // self._block_tokens
@@ -233,25 +188,24 @@ class Scheduler:
             self._log.stored(sequence, 0, len(reused))
         self._running.append(sequence)
 
-    def _give(self, step: _Step, sequence: Sequence, count: int) -> None:
+    def _give(self, step: Step, sequence: Sequence, count: int) -> None:
         """`count` tokens of the step; the blocks for one step are taken at once, so that the next
         sequence sees what is left."""
-        step.shares.append(_Share(sequence, count))
+        step.shares.append(Share(sequence, count))
         if count == 1 and sequence.num_generated:
             step.work.add_decode(sequence.num_computed)
         else:
             step.work.add_prefill(sequence.num_computed, count)
-            step.decodes_only = False
         self._cover(sequence, count)
         if not step.decodes_only:
             # As in vLLM, others find the blocks from the moment on when they are scheduled.
             self._name(sequence, sequence.num_computed + count)
 
-    def _steps_together(self, step: _Step) -> int:
+    def _steps_together(self, step: Step) -> int:
         """How many steps nobody can tell apart: no answer is complete, no stream waits longer than
         it should, and there are blocks."""
-        steps = MOST_STEPS
         streams = False
+        steps = step.shares[0].sequence.num_remaining
         for share in step.shares:
             sequence = share.sequence
             steps = min(steps, sequence.num_remaining)
@@ -259,13 +213,15 @@ class Scheduler:
                 streams = True
                 if self._limits.chunk_s == 0.0:
                     steps = min(steps, sequence.steps_to_next_wire_token)
+        row_s = self._limits.together_s
         if streams and self._limits.chunk_s > 0.0:
-            steps = min(steps, self._timing.steps_within(step.work, self._limits.chunk_s))
+            row_s = min(row_s, self._limits.chunk_s)
+        steps = min(steps, self._timing.steps_within(step.work, row_s))
         if steps > 1 and not self._has_room(step, steps):
             return 1
         return steps
 
-    def _has_room(self, step: _Step, steps: int) -> bool:
+    def _has_room(self, step: Step, steps: int) -> bool:
         lacking = sum(self._lacking(share.sequence, steps) for share in step.shares)
         return lacking <= self._cache.num_free
 
@@ -289,14 +245,14 @@ class Scheduler:
         sequence.num_named = end
         self._log.stored(sequence, first, end)
 
-    def _finish(self, step: _Step) -> None:
+    def _finish(self, step: Step) -> None:
         self.counters.busy_s += step.end - step.start
         for share in step.shares:
             sequence = share.sequence
             if not sequence.is_finished:
                 self._grow(sequence, share.num_tokens * step.steps, step)
 
-    def _grow(self, sequence: Sequence, count: int, step: _Step) -> None:
+    def _grow(self, sequence: Sequence, count: int, step: Step) -> None:
         sequence.num_computed += count
         self._name(sequence, sequence.num_computed)
         if sequence.num_computed < sequence.num_tokens:
@@ -313,7 +269,7 @@ class Scheduler:
             self._free(sequence)
         sequence.progressed(sequence, step.end)
 
-    def _preempt(self, sequence: Sequence, step: _Step) -> int:
+    def _preempt(self, sequence: Sequence, step: Step) -> int:
         """Back to the queue; the tokens of the step that it had are free again."""
         self._running.remove(sequence)
         self._free(sequence)
@@ -330,12 +286,3 @@ class Scheduler:
         self._cache.release(sequence.blocks)
         sequence.blocks = []
         sequence.num_named = 0
-
-    def _cut(self, step: _Step, now: float) -> None:
-        """End a row of steps with the one that runs now."""
-        if step.steps == 1:
-            return
-        done = self._timing.steps_within(step.work, now - step.start)
-        if done < step.steps:
-            step.steps = done
-            step.end = step.start + self._timing.steps_s(step.work, done)

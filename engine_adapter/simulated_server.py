@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -169,39 +170,26 @@ class SimulatedServer:
         )
         with Generation(self._replica, wanted, self._served, self._words, options) as generation:
             if wanted.stream:
-                return await self._stream(request, wanted, writer, generation)
-            async for _ in generation.pieces():
+                return await self._stream(request, writer, generation)
+            while not await generation.wait():
                 pass
             return web.Response(
                 body=writer.whole(generation.sequences), content_type="application/json"
             )
 
+    @staticmethod
     async def _stream(
-        self,
-        request: web.BaseRequest,
-        wanted: EngineRequest,
-        writer: AnswerWriter,
-        generation: Generation,
+        request: web.BaseRequest, writer: AnswerWriter, generation: Generation
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        sequences = generation.sequences
-        shown = [0] * len(sequences)
-        async for _ in generation.pieces():
-            events = bytearray()
-            for index, sequence in enumerate(sequences):
-                first, end = shown[index], sequence.wire_tokens
-                if first == end:
-                    continue
-                if first == 0 and wanted.is_chat:
-                    events += writer.role(index, sequence)
-                events += writer.tokens(index, sequence, first, end)
-                shown[index] = end
-            if all(sequence.is_finished for sequence in sequences):
-                events += writer.end(sequences)
-            if events:
-                await response.write(bytes(events))
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):  # the client has left in between
+            await response.prepare(request)
+            is_complete = False
+            while not is_complete:
+                is_complete = await generation.wait()
+                if news := writer.news(generation.sequences):
+                    await response.write(news)
+            await response.write_eof()
         return response
 
 
@@ -232,14 +220,12 @@ class Listener:
     def __init__(self, server: SimulatedServer) -> None:
         # A client that leaves cancels its handler, and with it what the replica does for it.
         self._server = web.Server(server.handle, handler_cancellation=True)
-        self._runner = web.ServerRunner(self._server)
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=0)
 
     async def start(self, host: str, port: int) -> None:
         """Raises OSError when the address is taken."""
         await self._runner.setup()
-        await web.TCPSite(
-            self._runner, host, port, backlog=1024, shutdown_timeout=0, reuse_address=True
-        ).start()
+        await web.TCPSite(self._runner, host, port, backlog=1024, reuse_address=True).start()
 
     async def stop(self) -> None:
         await self._runner.cleanup()
