@@ -13,6 +13,7 @@ from engine_adapter.engine_client import EngineClient
 from engine_adapter.engine_probe import EngineProbe
 from gateway.fleet.condition import Condition, Transition
 from gateway.fleet.discovery.base import Discovery
+from gateway.fleet.errors import ReplicaExistsError, UnknownReplicaError
 from gateway.fleet.health_checks import HealthCheck
 from gateway.fleet.holders import holders_of
 from gateway.fleet.places import REPLICA_KEYS, Places
@@ -27,14 +28,6 @@ log = logging.getLogger(__name__)
 
 TEND_S = 0.25
 """Between two looks at slow starts and at what expires."""
-
-
-class UnknownReplicaError(UserError):
-    """No replica has this id."""
-
-
-class ReplicaExistsError(UserError):
-    """A replica has this id already."""
 
 
 class Names(Protocol):

@@ -55,7 +55,7 @@ class App:
         return response
 
     async def _answer(self, exchange: Exchange) -> None:
-        found = self._routes.find(exchange.request)
+        found = self._routes.find(exchange)
         if self.draining and not found.route.while_draining:
             raise UnavailableError("the gateway is stopping", retry_after_s=1)
         exchange.path_parameters = found.parameters

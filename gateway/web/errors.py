@@ -55,6 +55,13 @@ class UnauthorizedError(BadRequestError):
     code = "invalid_api_key"
 
 
+class ForbiddenError(BadRequestError):
+    """Not for whoever asks."""
+
+    status = 403
+    code = "forbidden"
+
+
 class NotFoundError(BadRequestError):
     """No such route or model."""
 
@@ -76,6 +83,13 @@ class RequestTimeoutError(BadRequestError):
 
     status = 408
     code = "request_timeout"
+
+
+class ConflictError(BadRequestError):
+    """What is there already stands against it."""
+
+    status = 409
+    code = "conflict"
 
 
 class BodyTooLargeError(BadRequestError):

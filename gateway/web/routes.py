@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from aiohttp import web
-
 from gateway.web.errors import BadRequestError, MethodNotAllowedError, NotFoundError
 from gateway.web.exchange import Exchange
 
@@ -73,23 +71,25 @@ class Routes:
             else:
                 self._exact[path] = methods
 
-    def find(self, request: web.BaseRequest) -> Found:
+    def find(self, exchange: Exchange) -> Found:
         """Raises NotFoundError, MethodNotAllowedError; BadRequestError when it is not UTF-8."""
+        request = exchange.request
         methods = self._exact.get(request.path)
         if methods is not None:
-            return Found(_of_method(methods, request), {})
+            return Found(_of_method(methods, exchange), {})
         raw = request.rel_url.raw_path
         if len(raw) <= _MAX_PATTERN_PATH:
             segments = raw.split("/")
             for pattern in self._patterns:
                 parameters = pattern.match(segments)
                 if parameters is not None:
-                    route = _of_method(pattern.methods, request)
+                    route = _of_method(pattern.methods, exchange)
                     return Found(route, {name: _decoded(parameters[name]) for name in parameters})
         raise NotFoundError(f"Invalid URL ({request.method} {request.path[:200]})")
 
 
-def _of_method(methods: _Methods, request: web.BaseRequest) -> Route:
+def _of_method(methods: _Methods, exchange: Exchange) -> Route:
+    request = exchange.request
     route = methods.get("GET" if request.method == "HEAD" else request.method)
     if route is None:
         allowed = ", ".join(methods)
