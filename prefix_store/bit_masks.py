@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 MASK_BYTES = 192
 """Memory of one mask and its entry in the table, for up to 512 holders."""
 
-MANY = 4096
+MANY = 64
 
 
 class SharedMasks:

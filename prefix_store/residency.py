@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import enum
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prefix_store.base import BlockHash
-from prefix_store.bit_masks import SharedMasks, bits_of
+from prefix_store.bit_masks import SharedMasks
+from prefix_store.holder_bits import ONCE_RESIDENT, HolderBits
 from prefix_store.leaf_queue import ENTRY_BYTES, KnownBlock, LeafQueue
+from prefix_store.match import Holder, Match, Medium, Stretch
+
+__all__ = ["Holder", "Match", "Medium", "Residency", "ResidencyStats", "Stretch"]
 
 BLOCK_BYTES = 188
 """Memory of one known block: itself, its hash, its entry in the table at its emptiest."""
@@ -17,48 +21,8 @@ LINK_BYTES = 108
 """Memory of one holder's having one block: what that holder calls it, in the map of its events
 (or when it was sent there)."""
 
-_ONCE_RESIDENT = 1
-"""Bit of a mask: some holder has had the block. Stays when they lose it."""
-
 _BLOCKS_PER_TICK = 16
 """Blocks that may come from events between two ticks of the clock: one number for all of them."""
-
-
-class Medium(enum.StrEnum):
-    """Where a holder keeps its blocks."""
-
-    DEVICE = "device"
-    MEMORY = "memory"
-    DISK = "disk"
-    REDIS = "redis"
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A replica's device memory, or one tier of a store."""
-
-    source: str
-    """Id of the engine or store, such as "engine-0"."""
-    medium: Medium
-    assumed: bool = False
-    """Nobody announced what it has: it is believed to have what was sent to it. A match names the
-    holder that is meant, without this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What is known of one prompt. All lengths are contiguous runs of blocks from its start."""
-
-    seen_blocks: int
-    """Computed before: some holder has had them, wherever they are now. At least as long as the
-    run of any holder."""
-    by_holder: Mapping[Holder, int]
-    """Only holders that have at least the first block."""
-
-    @property
-    def available_blocks(self) -> int:
-        """The longest run that one holder has."""
-        return max(self.by_holder.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +55,7 @@ class Residency:
         self._leaves = LeafQueue()
         self._clock = 0
         self._blocks_since_tick = 0
-        self._bits: dict[Holder, int] = {}
-        """Holder -> its mask, one bit set, never the lowest. Bits of holders that left are given
-        out again."""
-        self._holders: dict[int, Holder] = {}
-        """The other way round."""
+        self._bits = HolderBits()
         self._resident: dict[Holder, int] = {}
         self._links = 0
         """Their sum."""
@@ -111,12 +71,12 @@ class Residency:
     def was_resident(self, block_hash: BlockHash) -> bool | None:
         """Whether any holder has had the block; None when it is unknown here."""
         block = self._blocks.get(block_hash)
-        return None if block is None else bool(block.holders & _ONCE_RESIDENT)
+        return None if block is None else bool(block.holders & ONCE_RESIDENT)
 
     def has(self, holder: Holder, block_hash: BlockHash) -> bool:
         """Whether `holder` has the block."""
         block = self._blocks.get(block_hash)
-        return block is not None and bool(block.holders & self._bits.get(holder, 0))
+        return block is not None and bool(block.holders & self._bits.find(holder))
 
     def num_resident(self, holder: Holder) -> int:
         """Blocks that `holder` has."""
@@ -155,21 +115,21 @@ class Residency:
         if self._blocks_since_tick >= _BLOCKS_PER_TICK:
             self._tick()
         kept: list[BlockHash] = []
-        added = self._extend(above, hashes, self._bit(holder) | _ONCE_RESIDENT, kept)
-        self._resident[holder] += added
+        added = self._extend(above, hashes, self._bits.take(holder) | ONCE_RESIDENT, kept)
+        self._resident[holder] = self._resident.get(holder, 0) + added
         self._links += added
         self._evict()
         return kept
 
     def remove(self, holder: Holder, block_hash: BlockHash) -> None:
         """`holder` has the block no more. Unknown blocks are ignored."""
-        bit = self._bits.get(holder, 0)
+        bit = self._bits.find(holder)
         self._remove(holder, bit, self._blocks.get(block_hash))
 
     def clear(self, holder: Holder, hashes: Iterable[BlockHash] | None = None) -> None:
         """`holder` is empty or gone; its bit is free for another holder afterwards. `hashes`: all
         that it may have. Without them the whole index is walked: about 5 ms for 100,000 blocks."""
-        bit = self._bits.pop(holder, 0)
+        bit = self._bits.find(holder)
         if not bit:
             return
         if hashes is None:
@@ -178,7 +138,8 @@ class Residency:
             blocks = map(self._blocks.get, hashes)
         for block in blocks if self._resident[holder] else ():
             self._remove(holder, bit, block)
-        del self._resident[holder], self._holders[bit]
+        del self._resident[holder]
+        self._bits.free(holder)
 
     def stats(self) -> ResidencyStats:
         return ResidencyStats(
@@ -217,26 +178,28 @@ class Residency:
 
     def _match(self, blocks: Sequence[KnownBlock]) -> Match:
         """What the holders have, and had, of a known run."""
+        starts: list[tuple[int, int]] = []
+        last = -1
+        for position, block in enumerate(blocks):
+            if block.holders != last:
+                last = block.holders
+                starts.append((position, last))
+        starts.append((len(blocks), 0))
         seen = 0
         by_holder: dict[Holder, int] = {}
-        mask = blocks[0].holders if blocks else 0
-        for position, block in enumerate(blocks):
-            both = mask & block.holders
-            if both != mask:
-                seen = self._end(mask & ~both, position, by_holder) or seen
-                mask = both
-                if not mask:
-                    break
-        seen = self._end(mask, len(blocks), by_holder) or seen
-        return Match(seen_blocks=seen, by_holder=by_holder)
-
-    def _end(self, lost: int, length: int, by_holder: dict[Holder, int]) -> int:
-        """The holders whose runs end here. Later ends are longer, and count where a holder is
-        known and assumed."""
-        for bit in bits_of(lost & ~_ONCE_RESIDENT):
-            holder = self._holders[bit]
-            by_holder[replace(holder, assumed=False) if holder.assumed else holder] = length
-        return length if lost & _ONCE_RESIDENT else 0
+        have_all = starts[0][1]
+        for start, mask in starts:
+            # Holders whose runs end here. Later ends are longer, and count where a holder is both
+            # known and assumed to have something.
+            if lost := have_all & ~mask:
+                have_all &= mask
+                seen = start if lost & ONCE_RESIDENT else seen
+                by_holder.update(dict.fromkeys(self._bits.named(lost), start))
+        stretches = tuple(
+            Stretch(start, end, self._bits.named(mask))
+            for (start, mask), (end, _) in itertools.pairwise(starts)
+        )
+        return Match(seen, by_holder, stretches)
 
     def _extend(
         self,
@@ -273,18 +236,6 @@ class Residency:
             above.children = 0
             self._leaves.add(above)
         return added
-
-    def _bit(self, holder: Holder) -> int:
-        bit = self._bits.get(holder)
-        if bit is None:
-            taken = _ONCE_RESIDENT
-            for other in self._holders:
-                taken |= other
-            bit = ~taken & (taken + 1)
-            self._bits[holder] = bit
-            self._holders[bit] = holder
-            self._resident[holder] = 0
-        return bit
 
     def _remove(self, holder: Holder, bit: int, block: KnownBlock | None) -> None:
         if block is not None and block.holders & bit:
@@ -329,14 +280,14 @@ class Residency:
     def _count_evicted(self, mask: int, count: int) -> None:
         """So many blocks with these holders are gone."""
         self._evicted += count
-        if mask <= _ONCE_RESIDENT:
+        if mask <= ONCE_RESIDENT:
             return
         self._evicted_resident += count
-        for bit in bits_of(mask & ~_ONCE_RESIDENT):
-            self._resident[self._holders[bit]] -= count
+        for holder in self._bits.of(mask):
+            self._resident[holder] -= count
             self._links -= count
 
 
 def _bytes_with(mask: int) -> int:
     """Memory of a block with these holders."""
-    return BLOCK_BYTES + (mask & ~_ONCE_RESIDENT).bit_count() * LINK_BYTES
+    return BLOCK_BYTES + (mask & ~ONCE_RESIDENT).bit_count() * LINK_BYTES

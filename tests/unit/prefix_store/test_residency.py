@@ -34,6 +34,29 @@ def test_match_gives_each_holders_run_from_the_start() -> None:
     assert residency.match(chain[:1]).by_holder == {DEVICE: 1, OTHER: 1, MEMORY: 1}
 
 
+def test_a_path_can_lead_through_several_holders() -> None:
+    """The start of a prompt from memory and its tail from disk: the run of a replica that reaches
+    both is longer than that of either."""
+    residency = Residency(MIB)
+    disk = Holder("store-0", Medium.DISK)
+    chain = prompt(*"abcdef")
+    residency.see(chain)
+    residency.store(DEVICE, None, chain[:1])
+    residency.store(MEMORY, None, chain[:3])
+    residency.store(disk, chain[2], chain[3:5])
+    residency.store(OTHER, None, chain[:4])
+    match = residency.match(chain)
+    assert match.by_holder == {DEVICE: 1, MEMORY: 3, OTHER: 4}
+    assert match.run_of((DEVICE, MEMORY, disk)) == 5
+    assert match.run_of((DEVICE, disk)) == 1
+    assert match.run_of((disk,)) == match.run_of(()) == 0
+    assert match.run_of([OTHER]) == 4
+    residency.store(MEMORY, chain[4], chain[5:])
+    assert residency.match(chain).run_of((MEMORY, disk)) == 6
+    assert residency.match([]).run_of((MEMORY,)) == 0
+    assert Match(2, {DEVICE: 2, MEMORY: 1}).run_of((DEVICE, MEMORY)) == 2
+
+
 def test_blocks_once_resident_are_told_apart_from_never_seen() -> None:
     """A ghost counts as seen and as nobody's, whoever had it and whatever else came after."""
     residency = Residency(MIB)
@@ -85,7 +108,7 @@ def test_bits_of_holders_that_left_are_used_again() -> None:
         residency.store(holder, None, chain[:1])
         assert residency.match(chain).by_holder == {MEMORY: 2, holder: 1}
         residency.clear(holder)
-    assert max(residency._bits.values()) == 2
+    assert residency._bits.take(DEVICE) == 4
 
 
 def test_removing_what_is_unknown_is_harmless() -> None:
