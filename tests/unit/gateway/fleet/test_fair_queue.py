@@ -107,6 +107,20 @@ def test_what_is_served_without_waiting_is_paid_for():
     assert pop(queue) == "b"
 
 
+def test_a_request_that_went_away_keeps_no_early_turn():
+    """Its tenant comes back as one that was idle."""
+    queue = queue_of()
+    gone = Queued(Ticket("b", cost=10.0), "gone")
+    queue.push(gone)
+    queue.remove(gone)
+    for _ in range(10):
+        queue.pass_by(Ticket("a", cost=10.0))
+    push(queue, "a", cost=10.0)
+    for number in range(3):
+        push(queue, f"b{number}", "b", cost=10.0)
+    assert [pop(queue) for _ in range(4)] == ["b0", "a", "b1", "b2"]
+
+
 def test_nobody_owes_anything_after_a_rest():
     """Then it is first come, first served again."""
     queue = queue_of()
@@ -126,6 +140,19 @@ def test_a_flood_does_not_shut_out_others():
     assert [each and each.item for each in gone] == ["a3", "a2", "b2"]
     assert push(queue, "c0", "c").item in ("a1", "b1")
     assert len(queue) == 4
+
+
+def test_who_held_most_earlier_does_not_give_way_for_it():
+    """What counts is what waits now."""
+    queue = queue_of(5)
+    flood = [Queued(Ticket("a"), f"a{number}") for number in range(5)]
+    for each in flood:
+        queue.push(each)
+    for each in flood[:3]:
+        queue.remove(each)
+    for number in range(3):
+        assert push(queue, f"b{number}", "b") is None
+    assert push(queue, "c0", "c").item == "b2"
 
 
 def test_the_flood_itself_is_refused():
