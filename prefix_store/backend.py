@@ -82,8 +82,9 @@ class Backend(Protocol):
         into: Sequence[memoryview],
         arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
-        """Read records, in about this order; each buffer is as long as the record. None where it is not there, torn, of
-        another length, or not intact (header, hash, checksum): what lies there is removed then."""
+        """Read records, the first ones first; each buffer is as long as the record. None where it
+        is not there, torn, of another length, or not intact (header, hash, checksum): what lies
+        there is removed then."""
 
     async def remove(self, hashes: Sequence[BlockHash]) -> None:
         """Take records out; unknown ones are ignored."""

@@ -27,7 +27,7 @@ from prefix_store.disk_files import DiskFiles
 from prefix_store.disk_run import DiskRun
 from prefix_store.disk_turns import Turns, run_to_end
 
-THREADS = 4
+THREADS = 2
 
 T = TypeVar("T")
 

@@ -197,8 +197,8 @@ class LowerTier:
         into: Sequence[memoryview],
         arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
-        """Read and check records; `arrived` hears of them as they come. What is not there any more leaves the catalogue; but a shared
-        medium that does not answer has lost nothing."""
+        """Read and check records; `arrived` hears of them as they come. What is not there any more
+        leaves the catalogue; but a shared medium that does not answer has lost nothing."""
         held = [node for node in map(self._index.get, hashes) if node is not None]
         self._index.lease(held)
         faults = self._backend.faults
@@ -208,6 +208,7 @@ class LowerTier:
         def note(blocks: Sequence[KeptBlock]) -> None:
             nonlocal num_arrived
             num_arrived += len(blocks)
+            self.counters.bytes_read += sum(block.record_bytes for block in blocks)
             if arrived is not None:
                 arrived(blocks)
 
@@ -222,7 +223,6 @@ class LowerTier:
         self.read_at = self._clock()
         num_bytes = sum(len(view) for block, view in zip(blocks, into, strict=True) if block)
         self.reads.observe(num_bytes, time.perf_counter() - began)
-        self.counters.bytes_read += num_bytes
         if self.settings.shared and not (self.is_up and self._backend.faults == faults):
             return blocks
         for block_hash, block in zip(hashes, blocks, strict=True):

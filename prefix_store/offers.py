@@ -50,12 +50,14 @@ def with_data(offers: Sequence[Offer]) -> list[Offer]:
     return list(itertools.takewhile(lambda offer: len(offer.data) > 0, offers))
 
 
-def slices(items: Sequence[T], size_of: Callable[[T], int]) -> list[list[T]]:
-    """Batches of about SLICE_BYTES, at least one item each."""
+def slices(
+    items: Sequence[T], size_of: Callable[[T], int], num_bytes: int = SLICE_BYTES
+) -> list[list[T]]:
+    """Batches of about `num_bytes`, at least one item each."""
     result: list[list[T]] = []
-    size = SLICE_BYTES
+    size = num_bytes
     for item in items:
-        if size >= SLICE_BYTES:
+        if size >= num_bytes:
             result.append([])
             size = 0
         result[-1].append(item)

@@ -28,5 +28,7 @@ def prefault(
     for advice in (_HUGEPAGE, _POPULATE_WRITE) if huge else (_POPULATE_WRITE,):
         for at in range(start, stop, _STEP_BYTES):
             length = min(_STEP_BYTES, stop - at)
-            if not is_wanted() or madvise(ctypes.c_void_p(at), ctypes.c_size_t(length), advice) != 0:
+            if not is_wanted():
+                return
+            if madvise(ctypes.c_void_p(at), ctypes.c_size_t(length), advice) != 0:
                 break

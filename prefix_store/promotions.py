@@ -207,4 +207,3 @@ class Promotions:
     def _view_of(self, place: Place) -> memoryview:
         start = place.extent.offset
         return self._view[start : start + place.extent.num_bytes]
-

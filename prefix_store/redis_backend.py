@@ -15,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from prefix_store.backend import KeptBlock, OutgoingRecord
+from prefix_store.backend import Arrived, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
+from prefix_store.offers import slices
 from prefix_store.redis_faults import RedisCounters, address_of
+from prefix_store.redis_fetch import Landed, Misfit, Reply
 from prefix_store.redis_keyspace import Put, RedisKeyspace
 from prefix_store.redis_leftovers import LINGER_S, Leftovers
 from prefix_store.redis_link import RedisLink
 from prefix_store.redis_value import charged_bytes, close_value, open_value
 
 TTL_S = 24 * 3600.0
-SLICE_BYTES = 4 * 1024**2
-"""Of records in one round."""
+STRETCH_BYTES = 32 * 1024**2
+"""Of records that are read in one go; then others have their turn."""
 SLICE_KEYS = 256
 """In a round without records, unless it has to be one."""
 RECOVER_S = 2.0
@@ -121,7 +123,7 @@ class RedisBackend:
         written: list[bool] = []
         begun: list[BlockHash] = []
         try:
-            for part in _slices(records, [len(record.data) for record in records]):
+            for part in slices(records, lambda record: len(record.data)):
                 hashes = [record.block.block_hash for record in part]
                 if not self.is_available or not await self._leftovers.claim(hashes):
                     break
@@ -137,21 +139,27 @@ class RedisBackend:
         return written + [False] * (len(records) - len(written))
 
     async def read(
-        self, hashes: Sequence[BlockHash], into: Sequence[memoryview]
+        self,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
         blocks: list[KeptBlock | None] = []
         damaged: list[BlockHash] = []
+
+        def landed(reply: Reply) -> None:
+            i = len(blocks)
+            block = self._take(hashes[i], reply, into[i])
+            blocks.append(block)
+            if block is None and isinstance(reply, (Landed, Misfit)):
+                damaged.append(hashes[i])
+            elif block is not None and arrived is not None and None not in blocks:
+                arrived([block])
+
         wanted = list(zip(hashes, into, strict=True))
-        for part in _slices(wanted, [len(buffer) for buffer in into]):
-            num_bytes = sum(len(buffer) for _, buffer in part)
-            values = await self._keys.get([block_hash for block_hash, _ in part], num_bytes)
-            if values is None:
+        for part in slices(wanted, lambda pair: len(pair[1]), STRETCH_BYTES):
+            if not await self._keys.get([h for h, _ in part], [b for _, b in part], landed):
                 break
-            for (block_hash, buffer), value in zip(part, values, strict=True):
-                block = self._take(block_hash, value, buffer)
-                blocks.append(block)
-                if block is None and isinstance(value, bytes):
-                    damaged.append(block_hash)
         await self._discard(damaged)
         return blocks + [None] * (len(hashes) - len(blocks))
 
@@ -173,12 +181,11 @@ class RedisBackend:
             f"the Redis tier at {self._address} (store.redis.url) cannot be used; see the log"
         )
 
-    def _take(self, block_hash: BlockHash, value: Any, buffer: memoryview) -> KeptBlock | None:
-        if not isinstance(value, bytes):
+    def _take(self, block_hash: BlockHash, reply: Reply, buffer: memoryview) -> KeptBlock | None:
+        if not isinstance(reply, Landed):
             return None
-        block = open_value(memoryview(value), block_hash, len(buffer))
+        block = open_value(buffer, memoryview(reply.tail), block_hash)
         if block is not None:
-            buffer[:] = memoryview(value)[: len(buffer)]
             self.counters.records_read += 1
             self.counters.bytes_read += len(buffer)
         return block
@@ -259,17 +266,3 @@ def _parents_first(found: dict[BlockHash, KeptBlock]) -> list[KeptBlock]:
 def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for at in range(0, len(items), size):
         yield items[at : at + size]
-
-
-def _slices(items: Sequence[T], sizes: Sequence[int]) -> Iterator[list[T]]:
-    """As many at a time as SLICE_BYTES allow, at least one."""
-    batch: list[T] = []
-    num_bytes = 0
-    for item, size in zip(items, sizes, strict=True):
-        if batch and num_bytes + size > SLICE_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(item)
-        num_bytes += size
-    if batch:
-        yield batch

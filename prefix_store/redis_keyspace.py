@@ -8,13 +8,15 @@ With the prefix (default `hs1`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from prefix_store.backend import KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash
+from prefix_store.offers import slices
+from prefix_store.redis_fetch import Reply, reply_of
 from prefix_store.redis_link import Command, RedisLink
 from prefix_store.redis_value import (
     FOOTER_BYTES,
@@ -63,9 +65,27 @@ class RedisKeyspace:
         answers = await self._link.round([("EXISTS", self._key(each)) for each in hashes])
         return [answer == 1 for answer in answers or ()]
 
-    async def get(self, hashes: Sequence[BlockHash], num_bytes: int) -> list[Any] | None:
-        """Whole values; anything but bytes means that there is none."""
-        return await self._link.round([("GET", self._key(each)) for each in hashes], num_bytes)
+    async def get(
+        self,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        landed: Callable[[Reply], None],
+    ) -> bool:
+        """Values into buffers, in a stream; `landed` hears of each as it comes. False: the rest
+        did not come. From a cluster they come in rounds."""
+        if self._link.can_fetch:
+            return await self._link.fetch([self._key(each) for each in hashes], into, landed)
+        wanted = zip(hashes, into, strict=True)
+        for part in slices(list(wanted), lambda pair: len(pair[1])):
+            values = await self._link.round(
+                [("GET", self._key(block_hash)) for block_hash, _ in part],
+                sum(len(buffer) for _, buffer in part),
+            )
+            if values is None:
+                return False
+            for (_, buffer), value in zip(part, values, strict=True):
+                landed(reply_of(value, buffer))
+        return True
 
     async def put(
         self, hashes: Sequence[BlockHash], values: Sequence[bytes | None]

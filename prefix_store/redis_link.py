@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from prefix_store.base import StoreError
 from prefix_store.breaker import CircuitBreaker
 from prefix_store.redis_faults import FaultLog, RedisCounters
+from prefix_store.redis_fetch import WINDOW_BYTES, Reply, fetch
 
 Command = tuple[bytes | str | int, ...]
 
@@ -103,31 +104,88 @@ class RedisLink:
         answer. `payload_bytes`: of records that go or come. `patience_s`: more time."""
         if not commands:
             return []
-        turns = self._transfer if payload_bytes else self._small
-        async with turns:
-            if not self._breaker.is_closed:
-                self.counters.calls_while_open += 1
-                return None
-            return await self._round(commands, payload_bytes, patience_s)
-
-    async def _round(
-        self, commands: Sequence[Command], payload_bytes: int, patience_s: float
-    ) -> list[Any] | None:
-        budget_s = self._timeout_s + payload_bytes / MIN_BYTES_PER_S + patience_s
-        budget_s += self._connect_s  # it may need a new connection
         began = time.monotonic()
         try:
-            async with asyncio.timeout(budget_s) as deadline:
-                self._deadlines.add(deadline)
-                try:
-                    answers = await self._execute(commands)
-                finally:
-                    self._deadlines.discard(deadline)
+            return await self._in_turn(
+                lambda deadline: self._execute(commands), payload_bytes, patience_s
+            )
         except asyncio.CancelledError:
             # Whoever asked had a time limit of its own, and it ran out here.
             if not payload_bytes and time.monotonic() - began >= self._timeout_s / 2:
                 self._timed_out(self._timeout_s)
             raise
+
+    @property
+    def can_fetch(self) -> bool:
+        """A cluster's values lie on many connections, which redis-py chooses."""
+        return isinstance(self._client, Redis)
+
+    async def fetch(
+        self,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        landed: Callable[[Reply], None],
+    ) -> bool:
+        """GET values straight into buffers; `landed` hears of each as it comes. False: it ended
+        early. It may take as long as it likes while values keep coming."""
+        if not keys:
+            return True
+        largest = max(WINDOW_BYTES, *map(len, into))
+        answers = await self._in_turn(
+            lambda deadline: self._fetch(deadline, keys, into, landed), largest
+        )
+        return answers is not None
+
+    async def _fetch(
+        self,
+        deadline: asyncio.Timeout,
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+        landed: Callable[[Reply], None],
+    ) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        more_s = self._timeout_s + max(WINDOW_BYTES, *map(len, into)) / MIN_BYTES_PER_S
+        replies: list[Any] = []
+
+        def note(reply: Reply) -> None:
+            replies.append(reply)
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                deadline.reschedule(loop.time() + more_s)
+            landed(reply)
+
+        pool = self._client.connection_pool  # type: ignore[union-attr]
+        connection = await pool.get_connection()
+        try:
+            await fetch(connection, keys, into, note)
+        finally:
+            await pool.release(connection)
+        return replies
+
+    async def _in_turn(
+        self,
+        call: Callable[[asyncio.Timeout], Awaitable[list[Any]]],
+        payload_bytes: int,
+        patience_s: float = 0.0,
+    ) -> list[Any] | None:
+        """The answers of a call, which gets so much time; None when there were none."""
+        budget_s = self._timeout_s + payload_bytes / MIN_BYTES_PER_S + patience_s
+        budget_s += self._connect_s  # it may need a new connection
+        async with self._transfer if payload_bytes else self._small:
+            if not self._breaker.is_closed:
+                self.counters.calls_while_open += 1
+                return None
+            return await self._within(budget_s, call)
+
+    async def _within(
+        self, budget_s: float, call: Callable[[asyncio.Timeout], Awaitable[list[Any]]]
+    ) -> list[Any] | None:
+        try:
+            async with asyncio.timeout(budget_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    answers = await call(deadline)
+                finally:
+                    self._deadlines.discard(deadline)
         except (TimeoutError, RedisTimeoutError):
             self._timed_out(budget_s)
             return None

@@ -107,14 +107,12 @@ def read_footer(end: bytes | memoryview) -> Footer | None:
     ) else None  # fmt: skip
 
 
-def open_value(value: memoryview, block_hash: BlockHash, record_bytes: int) -> KeptBlock | None:
-    """The block of a whole value; None when anything about it is not as it was written."""
-    if len(value) < record_bytes + FOOTER_BYTES:
-        return None
-    record = value[:record_bytes]
-    block = read_ends(record, value[record_bytes:], block_hash)
+def open_value(record: memoryview, tail: memoryview, block_hash: BlockHash) -> KeptBlock | None:
+    """The block of a whole value, of which `tail` stands behind the record; None when anything
+    about it is not as it was written."""
+    block = read_ends(record, tail, block_hash)
     header = read_header(record)
-    if block is None or header is None or header.shape.num_bytes != record_bytes:
+    if block is None or header is None or header.shape.num_bytes != len(record):
         return None
     return block if is_intact(record, block_hash, header.shape) else None
 

@@ -36,6 +36,11 @@ def outgoing(salt: str = "salt", payload_bytes: int = 100, seed: int = 1) -> Out
     return OutgoingRecord(block, record)
 
 
+def opened(value: bytes | bytearray | memoryview, record: OutgoingRecord) -> KeptBlock | None:
+    view, record_bytes = memoryview(value), len(record.data)
+    return open_value(view[:record_bytes], view[record_bytes:], record.block.block_hash)
+
+
 @given(salt=st.text(max_size=30), payload_bytes=st.integers(0, 5000))
 @settings(max_examples=40, deadline=None)
 def test_what_is_closed_is_opened_as_it_was(salt: str, payload_bytes: int) -> None:
@@ -43,7 +48,7 @@ def test_what_is_closed_is_opened_as_it_was(salt: str, payload_bytes: int) -> No
     record = outgoing(salt, payload_bytes)
     value = close_value(record, owner_of("me"))
     assert value is not None
-    assert open_value(memoryview(value), record.block.block_hash, len(record.data)) == record.block
+    assert opened(value, record) == record.block
     assert len(value) == reference_of(record).value_bytes
     footer = read_footer(value[-FOOTER_BYTES:])
     assert footer is not None
@@ -60,7 +65,7 @@ def test_any_flipped_bit_is_noticed(data: st.DataObject) -> None:
     raw = bytearray(value)
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] ^= 1 << data.draw(st.integers(0, 7))
-    assert open_value(memoryview(raw), record.block.block_hash, len(record.data)) is None
+    assert opened(raw, record) is None
 
 
 @given(keep=st.integers(0, 1000))
@@ -71,7 +76,7 @@ def test_a_torn_value_is_noticed(keep: int) -> None:
     value = close_value(record, owner_of("me"))
     assert value is not None
     torn = memoryview(value)[: min(keep, len(value) - 1)]
-    assert open_value(torn, record.block.block_hash, len(record.data)) is None
+    assert opened(torn, record) is None
 
 
 def test_bytes_that_are_not_of_the_block_are_not_closed() -> None:

@@ -1,0 +1,74 @@
+"""A run of records that a few threads read from files, in order as far as that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from prefix_store.backend import Arrived, KeptBlock
+from prefix_store.base import BlockHash
+from prefix_store.disk_files import DiskFiles
+
+
+class DiskRun:
+    """Each thread takes the next record, so the first ones are there first."""
+
+    def __init__(
+        self,
+        files: DiskFiles,
+        hashes: Sequence[BlockHash],
+        into: Sequence[memoryview],
+        arrived: Arrived | None,
+    ) -> None:
+        self._files = files
+        self._hashes = hashes
+        self._into = into
+        self._arrived = arrived
+        self._blocks: list[KeptBlock | None] = [None] * len(hashes)
+        """None: not there, or not read yet."""
+        self._next = iter(range(len(hashes)))  # threads may share it
+        self._news = asyncio.Event()
+        self._num_told = 0
+
+    async def read(
+        self, threads: Executor, num_threads: int, stop: threading.Event
+    ) -> list[KeptBlock | None]:
+        """See `Backend.read`. `stop` leaves the rest unread; no thread is at work afterwards."""
+        loop = asyncio.get_running_loop()
+        shares = [
+            loop.run_in_executor(threads, self._read_some, loop, stop)
+            for _ in range(min(num_threads, len(self._hashes)))
+        ]
+        for share in shares:
+            share.add_done_callback(lambda _: self._news.set())
+        try:
+            while not all(share.done() for share in shares):
+                await self._news.wait()
+                self._news.clear()  # before the look: what comes after it is news again
+                self._tell()
+        finally:
+            stop.set()
+            if shares:
+                await asyncio.wait(shares)
+        for share in shares:
+            share.result()
+        return self._blocks
+
+    def _read_some(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        """In each of the threads."""
+        for i in self._next:
+            if stop.is_set():
+                return
+            self._blocks[i] = self._files.read(self._hashes[i], self._into[i])
+            if not self._news.is_set():
+                loop.call_soon_threadsafe(self._news.set)
+
+    def _tell(self) -> None:
+        rest = itertools.islice(self._blocks, self._num_told, None)
+        there = [block for block in itertools.takewhile(bool, rest) if block is not None]
+        self._num_told += len(there)
+        if there and self._arrived is not None:
+            self._arrived(there)
