@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Iterable
-from pathlib import Path
 
-from gateway.settings.user_error import UserError
+from gateway.settings.key_file import read_keys
 from gateway.web.errors import ForbiddenError, UnauthorizedError
 from gateway.web.exchange import Exchange
 from policies.fleet import AdminConfig
@@ -35,7 +34,8 @@ class AdminAccess:
     @classmethod
     def load(cls, config: AdminConfig) -> AdminAccess:
         """Raises UserError when the key file cannot be used."""
-        return cls(None if config.key_file is None else read_admin_keys(config.key_file))
+        file = config.key_file
+        return cls(None if file is None else read_keys(file, "admin.key_file"))
 
     def check(self, exchange: Exchange) -> None:
         """Raises UnauthorizedError, ForbiddenError."""
@@ -47,19 +47,6 @@ class AdminAccess:
             raise UnauthorizedError("no admin key; send `Authorization: Bearer <key>`")
         if _key_hash(key.strip()) not in self._key_hashes:
             raise UnauthorizedError("this is no admin key (admin.key_file)")
-
-
-def read_admin_keys(file: str) -> list[str]:
-    """Keys, one a line; empty lines and lines that begin with # are skipped. Raises UserError."""
-    path = Path(file).expanduser()
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"admin.key_file: {path} cannot be read: {error}") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise UserError(f"admin.key_file: {path} holds no key")
-    return keys
 
 
 def _check_is_from_here(exchange: Exchange) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.fleet.replica import Replica
+if TYPE_CHECKING:  # the command line reads these without an HTTP client
+    from gateway.fleet.replica import Replica
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):

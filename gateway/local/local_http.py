@@ -46,10 +46,22 @@ class HttpAnswer:
             return self.body[:200].decode("utf-8", errors="replace").strip() or "no reason given"
 
 
-def request(url: str, body: object = None, *, timeout_s: float = 10.0) -> HttpAnswer:
-    """GET, or POST when there is a body. Raises HttpError only when no answer comes."""
+def request(
+    url: str,
+    body: object = None,
+    *,
+    method: str | None = None,
+    key: str | None = None,
+    timeout_s: float = 10.0,
+) -> HttpAnswer:
+    """GET, or POST when there is a body, unless a `method` is given; `key`: sent as a Bearer.
+    Raises HttpError only when no answer comes."""
+    prepared = _prepared(url, body)
+    prepared.method = method or prepared.get_method()
+    if key is not None:
+        prepared.add_header("Authorization", f"Bearer {key}")
     try:
-        with _OPENER.open(_prepared(url, body), timeout=timeout_s) as answer:
+        with _OPENER.open(prepared, timeout=timeout_s) as answer:
             return HttpAnswer(url, answer.status, dict(answer.headers), answer.read())
     except urllib.error.HTTPError as error:
         with error:

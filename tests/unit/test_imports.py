@@ -52,7 +52,8 @@ def test_a_wrong_import_is_found(module: str, statement: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "module", ["gateway.cli.main", "gateway.cli.stats", "engine_adapter.launcher"]
+    "module",
+    ["gateway.cli.main", "gateway.cli.stats", "gateway.cli.replicas", "engine_adapter.launcher"],
 )
 def test_light_commands_load_nothing_heavy(module: str) -> None:
     """`headstart stats` and `headstart engine --print` answer at once."""

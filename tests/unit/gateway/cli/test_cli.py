@@ -20,7 +20,18 @@ from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
 from policies.engine import AdapterConfig
 
-COMMANDS = ("serve", "store", "engine", "demo", "stats", "pins", "simulate", "doctor", "model")
+COMMANDS = (
+    "serve",
+    "store",
+    "engine",
+    "demo",
+    "stats",
+    "pins",
+    "replicas",
+    "simulate",
+    "doctor",
+    "model",
+)
 
 
 def config(text: str) -> HeadstartConfig:
