@@ -10,6 +10,7 @@ import pytest
 from prefix_store.base import BlockHash
 from prefix_store.event_source import EventSource
 from prefix_store.events import (
+    REPORT_SESSION,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -117,6 +118,141 @@ def test_copies_of_one_block_count() -> None:
     assert rig.run(tokens_of(0, 2)) == 2
     rig.apply(BlockRemoved([1], "GPU", 0), BlockRemoved([1], "GPU", 0))
     assert rig.run(tokens_of(0, 2)) == 1
+
+
+def test_reports_of_reused_blocks_are_no_copies() -> None:
+    """In the full report mode a request announces again what it reuses; one removal is the end of
+    such a block. A block that was unknown is learned."""
+    rig = Rig()
+    rig.apply(stored(0, 2))
+    for _ in range(3):
+        rig.apply(stored(0, 4, session_id=REPORT_SESSION))
+    assert rig.run(tokens_of(0, 4)) == 4
+    assert rig.source.learned == 2
+    rig.apply(BlockRemoved([3], "GPU", 0), BlockRemoved([1], "GPU", 0))
+    assert rig.run(tokens_of(0, 4)) == 1
+    assert rig.source.stats().blocks == 2
+
+
+def test_what_a_reporting_request_computes_itself_is_counted_as_ever() -> None:
+    """It comes below what was reused, in an event of its own, and may be a second copy."""
+    rig = Rig()
+    rig.apply(stored(0, 2), stored(2, 1, parent=1))
+    rig.apply(
+        stored(0, 2, session_id=REPORT_SESSION),
+        stored(2, 1, parent=1, session_id=REPORT_SESSION),
+        BlockRemoved([2], "GPU", 0),
+    )
+    assert rig.run(tokens_of(0, 3)) == 3
+    rig.apply(BlockRemoved([2], "GPU", 0))
+    assert rig.run(tokens_of(0, 3)) == 2
+
+
+def test_reports_of_others_sessions_are_taken_for_copies() -> None:
+    """Nothing tells them apart, and too long is believed what a removal ends later."""
+    rig = Rig()
+    rig.apply(stored(0, 1), stored(0, 1, session_id="theirs"), BlockRemoved([0], "GPU", 0))
+    assert rig.run(tokens_of(0, 1)) == 1
+
+
+def test_adapters_are_what_the_gateway_says_they_are() -> None:
+    """One adapter under two names is one; its blocks stay until both of its names are gone."""
+    roots = {"a": "digest", "b": "digest", None: ""}
+    rig = Rig(root_of=lambda salt, name: routing_root("m", salt, roots[name]))
+    rig.apply(
+        stored(0, 2),
+        BlockStored([10, 11], None, tokens_of(0, 2), BLOCK, lora_name="a", medium="GPU"),
+        BlockStored([20, 21], None, tokens_of(0, 2), BLOCK, lora_name="b", medium="GPU"),
+    )
+    assert rig.run(tokens_of(0, 2), adapter="digest") == 2
+    assert rig.run(tokens_of(0, 2)) == 2
+    assert rig.source.stats().blocks == 4
+    assert rig.source.is_whole
+    rig.apply(BlockRemoved([11, 21], "GPU"), BlockRemoved([10], "GPU"))
+    assert rig.run(tokens_of(0, 2), adapter="digest") == 1
+    rig.apply(BlockRemoved([20], "GPU"))
+    assert rig.run(tokens_of(0, 2), adapter="digest") == 0
+    assert rig.source.stats().blocks == 2
+
+
+def test_adapters_that_are_not_known_match_nothing_and_disturb_nothing() -> None:
+    """Their blocks are counted; what follows them is no orphan, and the source stays whole."""
+    rig = Rig(root_of=lambda salt, name: None if name else routing_root("m", salt))
+    rig.apply(
+        stored(0, 2, lora_name="new"),
+        stored(2, 1, parent=1, lora_name="new"),
+    )
+    assert rig.run(tokens_of(0, 3)) == rig.run(tokens_of(0, 3), adapter="new") == 0
+    stats = rig.source.stats()
+    assert (stats.unknown_adapters, stats.orphans, stats.blocks) == (2, 0, 3)
+    assert rig.source.is_whole
+    rig.apply(BlockRemoved([0, 1, 2], "GPU", 0))
+    assert rig.residency.stats().resident_blocks == {DEVICE: 0}
+
+
+def test_full_hashes_and_their_low_64_bits_name_one_block() -> None:
+    """vLLM sends either; both are kept as 64 bits."""
+    rig = Rig()
+    rig.apply(BlockStored([bytes(24) + (7).to_bytes(8, "big")], None, tokens_of(0, 1), BLOCK))
+    assert rig.run(tokens_of(0, 1)) == 1
+    rig.apply(BlockRemoved([7]))
+    assert rig.run(tokens_of(0, 1)) == 0
+
+
+def test_two_blocks_of_one_name_are_noticed_and_harmless() -> None:
+    """The older one is given up: what is believed to be there is there."""
+    rig = Rig()
+    other = [9] * BLOCK
+    rig.apply(stored(0, 1), BlockStored([0], None, other, BLOCK, medium="GPU"))
+    assert rig.source.stats().collisions == 1
+    assert (rig.run(tokens_of(0, 1)), rig.run(other)) == (0, 1)
+    rig.apply(BlockRemoved([0], "GPU"), BlockRemoved([0], "GPU"))
+    assert rig.run(other) == 0
+    assert rig.residency.stats().resident_blocks == {DEVICE: 0}
+    assert rig.source.is_whole
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        BlockStored([1, 2], None, list(range(16)), 8, medium="GPU"),
+        BlockStored([1], None, [1, 2, 3], BLOCK),
+        BlockStored([1], None, [1, 2, 3, 2**40], BLOCK),
+        BlockStored([1, 2, 3, 4], None, tokens_of(0, 4), BLOCK),
+    ],
+    ids=["other block size", "too few tokens", "no token id", "too many blocks"],
+)
+def test_source_is_whole_until_something_is_left_out(event: BlockStored) -> None:
+    """And again when it starts from nothing."""
+    rig = Rig(max_blocks=3)
+    rig.apply(stored(0, 2))
+    assert rig.source.is_whole
+    rig.apply(event)
+    assert not rig.source.is_whole
+    rig.apply(AllBlocksCleared())
+    assert rig.source.is_whole
+
+
+def test_source_is_not_whole_where_the_index_had_no_room() -> None:
+    """Blocks that it forgot are still there; their names are given up when they are many."""
+    rig = Rig(max_blocks=10_000)
+    for first in range(0, 8_000, 50):
+        rig.apply(stored(first, 50))
+    stats = rig.residency.stats()
+    assert stats.evicted_resident > 0
+    assert not rig.source.is_whole
+    assert rig.source.stats().blocks < stats.nodes * 9 / 8 + 1_100
+
+
+def test_closed_source_holds_nothing_and_hears_nothing() -> None:
+    """A replica that was removed; its last events may still be under way."""
+    rig = Rig()
+    rig.apply(stored(0, 2))
+    rig.source.close()
+    assert rig.run(tokens_of(0, 2)) == 0
+    rig.apply(stored(0, 2))
+    assert rig.run(tokens_of(0, 2)) == 0
+    assert rig.residency.stats().resident_blocks == {}
 
 
 @pytest.mark.parametrize("medium", ["GPU", "CPU", "STORAGE"])
