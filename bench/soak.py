@@ -1,9 +1,9 @@
 """A soak: does the gateway's memory stay flat over 1,000,000 requests with churn?
 
-A real gateway process before simulated engines with KV events. Clients send prompts that nobody
-ever sends again, conversations and tenants that come and go, requests that are wrong, and leave in
-the middle; engines restart, and replicas are drained, removed and added where the gateway can do
-that. The bounds of index and memo are small here, so that they are full early.
+A real gateway process before simulated engines with KV events and instant ones without. Clients
+send prompts that nobody ever sends again, conversations and tenants that come and go, requests that
+are wrong, and leave in the middle; engines restart; replicas are added, drained and removed. The
+bounds of index and memo are small here, so that they are full early.
 
     python -m bench.soak --json soak.json --requests 1000000
 

@@ -34,7 +34,7 @@ class Churn:
                 await asyncio.to_thread(change)
 
     def _restart(self) -> None:
-        engine = self._random.choice(self._fleet.engines)
+        engine = self._random.choice(self._fleet.simulated)
         self._do("restart", "POST", f"{engine['url']}/simulate/fault",
                  {"kind": "restart", "seconds": AWAY_S})  # fmt: skip
 

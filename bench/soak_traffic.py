@@ -24,9 +24,9 @@ TURN = 0.3
 CHAT = 0.03
 """Share of chats, whose text is rendered and tokenized."""
 LIVE_SESSIONS = 200
-MAX_TURNS = 12
-PROMPT_TOKENS = (40, 200)
-TURN_TOKENS = (16, 64)
+MAX_TURNS = 8
+PROMPT_TOKENS = (20, 100)
+TURN_TOKENS = (16, 32)
 NUM_IDS = 32_000
 
 
