@@ -14,6 +14,8 @@ from importlib import metadata
 
 from engine_adapter.load_reports import LoadReports
 from gateway.accounts.accounting import Accounting
+from gateway.fleet.admin import Admin
+from gateway.fleet.admin_access import AdminAccess
 from gateway.fleet.decisions import Decisions
 from gateway.fleet.discovery import discovery_of
 from gateway.fleet.dispatch import Dispatcher
@@ -88,6 +90,7 @@ class Gateway:
             residency=residency,
             loads=loads,
             root_of=models.root_of,
+            root_of_store=models.root_of_store,
         )
         places = Places(
             limits.max_concurrent_requests, limits.max_waiting_requests, limits.max_wait
@@ -151,7 +154,9 @@ class Gateway:
         if discovery is not None:
             runs["discovery"] = partial(fleet.follow, discovery)
         await run_in_background(owned, runs)
-        return cls(config, App(_routes(proxy, health, page)), health)
+        admin = Admin(fleet, AdminAccess.load(config.admin))
+        routes = {**_routes(proxy, health, page), **admin.routes()}
+        return cls(config, App(routes), health)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Listen, serve, drain."""

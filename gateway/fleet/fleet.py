@@ -18,6 +18,7 @@ from gateway.fleet.health_checks import HealthCheck
 from gateway.fleet.holders import holders_of
 from gateway.fleet.places import REPLICA_KEYS, Places
 from gateway.fleet.replica import Replica
+from gateway.fleet.replica_status import ReplicaStatus
 from gateway.local.background import Background
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
@@ -107,6 +108,14 @@ class Fleet:
     def serving(self, model: str) -> Sequence[Replica]:
         """Those that serve a model or adapter, whatever their condition."""
         return [each for each in self._replicas.values() if self._names.serves(each.id, model)]
+
+    def snapshot(self) -> Sequence[ReplicaStatus]:
+        """All of them, as people are told."""
+        now, first = self._clock(), self._config.model.name
+        return [
+            ReplicaStatus.of(each, model=each.config.model or first, now=now)
+            for each in self._replicas.values()
+        ]
 
     async def add(self, engine: EngineConfig) -> None:
         """A replica from now on. Raises ReplicaExistsError; UserError when there are too many, or
