@@ -13,22 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
     OutOfMemoryError,
-    RedisClusterException,
     RedisError,
     ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from prefix_store.base import StoreError
 from prefix_store.breaker import CircuitBreaker
+from prefix_store.redis_client import FAULTS, close_client, open_client, words_of
 from prefix_store.redis_faults import FaultLog, RedisCounters
 from prefix_store.redis_fetch import WINDOW_BYTES, Reply, fetch
 
@@ -42,9 +39,6 @@ CLOSE_GRACE_S = 0.05
 SMALL_AT_ONCE = 16
 TRANSFERS_AT_ONCE = 4
 """Rounds that carry records: a slow link is shared by few, so each of them gets on."""
-
-_FAULTS = (RedisError, RedisClusterException, OSError)
-"""RedisClusterException (no node of a cluster can be reached) is no RedisError in redis-py."""
 
 _LOST = (RedisConnectionError, RedisTimeoutError, ClusterDownError, OSError)
 
@@ -71,7 +65,7 @@ class RedisLink:
         self._small = asyncio.Semaphore(SMALL_AT_ONCE)
         self._transfer = asyncio.Semaphore(TRANSFERS_AT_ONCE)
         self._deadlines: set[asyncio.Timeout] = set()
-        self._client = self._connect()
+        self._client = open_client(url, self._connect_s)
         self._healing: asyncio.Task[None] | None = None
 
     @property
@@ -93,7 +87,7 @@ class RedisLink:
             self._healing.cancel()
             await asyncio.gather(self._healing, return_exceptions=True)
             self._healing = None
-        await self._disconnect(self._client)
+        await close_client(self._client)
         # Connections that were given up in the middle still send what they had begun.
         await asyncio.sleep(CLOSE_GRACE_S)
 
@@ -189,7 +183,7 @@ class RedisLink:
         except (TimeoutError, RedisTimeoutError):
             self._timed_out(budget_s)
             return None
-        except _FAULTS as error:
+        except FAULTS as error:
             self._failed(error)
             return None
         return self._sorted_out(answers)
@@ -236,7 +230,7 @@ class RedisLink:
         self._break()
 
     def _failed(self, error: Exception) -> None:
-        words = _words(error)
+        words = words_of(error)
         if isinstance(error, (BusyLoadingError, AuthenticationError, ResponseError)):
             self.counters.refusals += 1
             self._log.refused(words)
@@ -266,7 +260,7 @@ class RedisLink:
 
     async def _probe(self) -> None:
         """With connections of its own: a cluster may look different now."""
-        fresh = self._connect()
+        fresh = open_client(self._url, self._connect_s)
         try:
             async with asyncio.timeout(self._connect_s + self._timeout_s):
                 if isinstance(fresh, RedisCluster):
@@ -274,59 +268,11 @@ class RedisLink:
                     await fresh.ping(target_nodes=RedisCluster.PRIMARIES)
                 else:
                     await fresh.ping()
-        except (*_FAULTS, TimeoutError) as error:
-            self._log.unreachable(_words(error))
+        except (*FAULTS, TimeoutError) as error:
+            self._log.unreachable(words_of(error))
             self._breaker.failed(time.monotonic())
-            await self._disconnect(fresh)
+            await close_client(fresh)
             return
         self._client, old = fresh, self._client
         self._succeeded()
-        await self._disconnect(old)
-
-    def _connect(self) -> Redis | RedisCluster:
-        """Nothing goes over the network yet. Raises StoreError for an impossible URL."""
-        options: dict[str, Any] = {
-            "protocol": 2,
-            "socket_timeout": None,
-            "socket_connect_timeout": self._connect_s,
-            "retry": Retry(NoBackoff(), 0),
-            "driver_info": None,
-        }
-        scheme, _, rest = self._url.partition("://")
-        try:
-            if scheme.endswith("+cluster"):
-                url = f"{scheme.removesuffix('+cluster')}://{rest}"
-                return RedisCluster.from_url(
-                    url, max_connections=2 * SMALL_AT_ONCE, require_full_coverage=False, **options
-                )
-            client = Redis.from_url(self._url, **options)
-            # Finds unknown options in the URL.
-            client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-            return client
-        except (ValueError, TypeError, RedisError) as error:
-            # Its text may quote a part of the password, so it is not passed on.
-            raise StoreError(
-                f"store.redis.url is not usable ({type(error).__name__}); special characters in "
-                "user and password are written as in %2F"
-            ) from None
-
-    async def _disconnect(self, client: Redis | RedisCluster) -> None:
-        with contextlib.suppress(*_FAULTS, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await client.aclose()
-
-
-def _words(error: BaseException) -> str:
-    """What Redis or the system said; redis-py takes the first word off some errors."""
-    words = str(error) or type(error).__name__
-    for kind, word in (
-        ("AuthenticationError", "WRONGPASS"),
-        ("NoPermissionError", "NOPERM"),
-        ("ReadOnlyError", "READONLY"),
-        ("MovedError", "MOVED"),
-        ("BusyLoadingError", "LOADING"),
-        ("ClusterDownError", "CLUSTERDOWN"),
-    ):
-        if type(error).__name__ == kind and not words.startswith(("NOAUTH", word)):
-            return f"{word} {words}"
-    return words
+        await close_client(old)

@@ -95,11 +95,11 @@ class FaultyBackend:
         arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
         async with self._turns.of(hashes):
-            if self.gate is not None:
-                await self.gate.wait()
             blocks: list[KeptBlock | None] = []
             for block_hash, buffer in zip(hashes, into, strict=True):
                 if len(blocks) % READ_AT_ONCE == 0:
+                    if self.gate is not None:
+                        await self.gate.wait()
                     await self._elapse("read")
                 block = self._read(block_hash, buffer)
                 blocks.append(block)

@@ -369,6 +369,25 @@ async def test_a_restart_leaves_no_child_without_its_parent(medium: Medium) -> N
     assert await read(restarted, records) == [records[0].data, None, None, None]
 
 
+async def test_a_read_tells_of_its_blocks_as_they_arrive(medium: Medium) -> None:
+    """In order and whole, up to the first that is not there; the answer at the end has them all."""
+    backend = await ready(medium)
+    records = prompt_of(range(24), payload_bytes=200_000)
+    await write(backend, records[:10] + records[11:])
+    buffers = [bytearray(len(record.data)) for record in records]
+    told: list[KeptBlock] = []
+
+    def arrived(blocks: Sequence[KeptBlock]) -> None:
+        told.extend(blocks)
+        assert all(buffers[i] == records[i].data for i in range(len(told)))
+
+    hashes = [record.block_hash for record in records]
+    blocks = await backend.read(hashes, [memoryview(buffer) for buffer in buffers], arrived)
+    assert told == blocks[:10] == [record.outgoing(backend).block for record in records[:10]]
+    assert blocks[10] is None
+    assert None not in blocks[11:]
+
+
 async def test_a_cancelled_read_leaves_the_buffers_alone(medium: Medium) -> None:
     """Once the caller knows that its call has ended, it may use the buffers for something else."""
     backend = await ready(medium)

@@ -156,6 +156,24 @@ async def test_a_read_that_was_given_up_is_known_to_be_slow() -> None:
     assert after > 0.01
 
 
+async def test_a_read_that_was_given_up_is_judged_by_what_had_arrived() -> None:
+    """Not by what was still to come: the tier would look faster than it is."""
+    below = Below(20)
+    chain = Chain(1, 16)
+    await below.tier.start()
+    await below.tier.keep(chain.offers(), Access())
+    gate = below.backend.gate = asyncio.Event()
+    gate.set()
+    buffers = [memoryview(bytearray(RECORD_BYTES)) for _ in range(16)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await below.tier.read(chain.hashes, buffers, lambda blocks: gate.clear())
+    assert below.tier.counters.bytes_read == 2 * RECORD_BYTES
+    needed_s = below.tier.load_s(3 * RECORD_BYTES)
+    assert needed_s is not None
+    assert needed_s > 0.04
+
+
 async def test_a_victim_goes_down_with_the_ancestors_that_are_missing_there() -> None:
     """Read in slices, and whole at the other end."""
     redis = Below(20, shared=True)

@@ -131,3 +131,21 @@ async def test_a_block_that_is_lost_below_ends_the_run() -> None:
     up.backend.records.pop(HASHES[2])
     assert await up.settle(up.begin()) == 2
     assert up.memory.reserved_bytes == 0
+
+
+async def test_blocks_can_be_used_before_the_last_one_has_arrived() -> None:
+    """What has come by the time that a load is given up stays."""
+    up = Upstairs()
+    await up.start()
+    up.backend.gate = asyncio.Event()
+    up.backend.gate.set()
+    lease = up.begin(give_up_s=5.0)
+    while not (arrived := up.promotions.progress(lease)).arrived:
+        await asyncio.sleep(0)
+        if up.backend.num_reads:
+            up.backend.gate.clear()
+    assert (arrived.arrived, arrived.done) == (2, False)
+    assert up.memory.match(HASHES, 0, up.now).num_blocks == 2
+    await up.promotions.close()
+    assert up.promotions.progress(lease).arrived == 2
+    assert up.memory.reserved_bytes == 0
