@@ -19,7 +19,8 @@ class EventState:
     """Lives of the publisher that were seen; 1 is the first."""
     last_sequence: int | None
     lag_s: float | None
-    """From publication to receipt, of the newest live batch that was applied."""
+    """From publication until it was applied, of the newest live batch; more while one that waits is
+    older than that."""
     batches: int
     events: int
     num_bytes: int

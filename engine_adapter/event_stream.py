@@ -77,7 +77,7 @@ class EventStream:
         self.incarnation = 1
         """Lives of the publisher that were seen; 1 is the first."""
         self.lag_s: float | None = None
-        """From publication to receipt, of the newest live batch."""
+        """From publication until it was applied, of the newest live batch."""
         self.is_incomplete = False
         """The publisher no longer knows how some of its blocks began."""
         self._sink = sink
@@ -113,8 +113,8 @@ class EventStream:
         self.counters.gaps += 1
         self.ask(Need.CATCH_UP)
 
-    def live(self, sequence: int, payload: bytes, received_at: float) -> None:
-        """Take a live batch; when it cannot be applied, `need` rises."""
+    def live(self, sequence: int, payload: bytes, now: float) -> None:
+        """Take a live batch at the time `now`; when it cannot be applied, `need` rises."""
         batch, ts = self._decode(payload)
         verdict = self._sequence.live(sequence, ts)
         if verdict is Verdict.GAP and self.need is Need.REBUILD:
@@ -124,7 +124,7 @@ class EventStream:
             verdict = self._sequence.live(sequence, ts)
         if verdict is Verdict.APPLY:
             if ts is not None:
-                self.lag_s = max(0.0, received_at - ts)
+                self.lag_s = max(0.0, now - ts)
             self._apply(batch)
         elif verdict is Verdict.GAP:
             self.lose()

@@ -7,34 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from engine_adapter.event_inbox import EventInbox, Message
 from engine_adapter.event_state import EventState
 from engine_adapter.event_stream import Answer, EventSink, EventStream, Need
 from prefix_store.events import TOPIC_LOADS, BlocksLoaded, decode_loaded
 
-INBOX_MESSAGES = 8_192
-INBOX_BYTES = 64 * 1024**2
 QUEUE_MESSAGES = 20_000
 """Messages that ZMQ keeps for us; a whole replay of vLLM's (10,000) fits."""
 BURST = 32
-"""Batches between two looks at the event loop."""
+"""Messages between two looks at the event loop,"""
+BURST_BYTES = 32 * 1024
+"""or so many bytes: a few hundred blocks, which take a millisecond."""
 FIRST_RETRY_S = 0.05
 FIRST_CHECK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    sequence: int
-    payload: bytes
-    received_at: float
 
 
 class EventSubscriber:
@@ -66,8 +58,7 @@ class EventSubscriber:
         self._max_retry_s = max_retry_s
         self._max_check_s = max_check_s
         self._stream = EventStream(sink)
-        self._inbox: deque[_Message] = deque()
-        self._inbox_bytes = 0
+        self._inbox = EventInbox()
         self._wake = asyncio.Event()
         self._peers = 0
         self._is_paused = True
@@ -102,7 +93,7 @@ class EventSubscriber:
     def new_incarnation(self) -> None:
         """The publisher has restarted (the health check saw it): nothing that it had counts."""
         self._epoch += 1
-        self._drop_inbox()
+        self._inbox.clear()
         self._stream.new_incarnation()
         self._ask_now()
 
@@ -127,7 +118,7 @@ class EventSubscriber:
             problem=problem,
             incarnation=stream.incarnation,
             last_sequence=stream.last_sequence,
-            lag_s=stream.lag_s,
+            lag_s=self._lag_s(),
             batches=counters.batches,
             events=counters.events,
             num_bytes=counters.num_bytes,
@@ -137,6 +128,13 @@ class EventSubscriber:
             orphans=self._sink.orphans,
             malformed=counters.malformed,
         )
+
+    def _lag_s(self) -> float | None:
+        """Of the newest batch; more while others wait for longer than that took."""
+        lag_s = self._stream.lag_s
+        if not self._inbox:
+            return lag_s
+        return max(lag_s or 0.0, self._inbox.waited_s(time.time()))
 
     def _problem(self) -> str | None:
         if not self._peers:
@@ -175,10 +173,8 @@ class EventSubscriber:
         if topic == TOPIC_LOADS:
             self._report_load(payload)
             return
-        self._inbox.append(_Message(int.from_bytes(sequence, "big"), payload, time.time()))
-        self._inbox_bytes += len(payload)
-        if len(self._inbox) > INBOX_MESSAGES or self._inbox_bytes > INBOX_BYTES:
-            self._drop_inbox()
+        message = Message(int.from_bytes(sequence, "big"), payload, time.time())
+        if not self._inbox.add(message):
             self._stream.lose()
             if not self._is_paused:
                 self._ask_now()
@@ -193,10 +189,6 @@ class EventSubscriber:
             self._stream.counters.malformed += 1
             return
         self._loads(loaded)
-
-    def _drop_inbox(self) -> None:
-        self._inbox.clear()
-        self._inbox_bytes = 0
 
     async def _follow(self, context: zmq.asyncio.Context) -> None:
         """The only one who applies: live batches wait in the inbox while a replay runs."""
@@ -224,13 +216,16 @@ class EventSubscriber:
                 self._ask_now()
 
     def _apply_live(self) -> None:
+        num_bytes = 0
         for _ in range(min(BURST, len(self._inbox))):
-            message = self._inbox.popleft()
-            self._inbox_bytes -= len(message.payload)
+            message = self._inbox.pop()
+            num_bytes += len(message.payload)
             needed = self._stream.need
-            self._stream.live(message.sequence, message.payload, message.received_at)
+            self._stream.live(message.sequence, message.payload, time.time())
             if self._stream.need > needed:
                 self._ask_now()
+                return
+            if num_bytes >= BURST_BYTES:
                 return
 
     def _ask_now(self) -> None:
@@ -241,7 +236,7 @@ class EventSubscriber:
         if self._stream.need is not Need.CHECK:
             self._check_s = FIRST_CHECK_S
         if self._stream.need is Need.CATCH_UP:
-            self._drop_inbox()  # the answer brings it again, or an earlier publisher sent it
+            self._inbox.clear()  # the answer brings it again, or an earlier publisher sent it
         epoch = self._epoch
         answer = await self._replay(context, epoch)
         if epoch != self._epoch:
@@ -267,7 +262,7 @@ class EventSubscriber:
             dealer.close(linger=0)
 
     async def _take_answer(self, dealer: zmq.asyncio.Socket, epoch: int) -> Answer:
-        count = 0
+        count = num_bytes = 0
         while True:
             try:
                 async with asyncio.timeout(self._replay_timeout_s):
@@ -283,7 +278,9 @@ class EventSubscriber:
             if answer is not None:
                 return answer
             count += 1
-            if count % BURST == 0:
+            num_bytes += len(frames[3])
+            if count >= BURST or num_bytes >= BURST_BYTES:
+                count = num_bytes = 0
                 await asyncio.sleep(0)
 
 

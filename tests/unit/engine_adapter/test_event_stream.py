@@ -55,7 +55,7 @@ class Rig:
         self.stream.end_replay(answer)
 
     def live(self, sequence: int, ts: float) -> None:
-        self.stream.live(sequence, payload(ts), received_at=ts + 0.25)
+        self.stream.live(sequence, payload(ts), now=ts + 0.25)
 
 
 def test_first_connection_asks_from_the_beginning() -> None:

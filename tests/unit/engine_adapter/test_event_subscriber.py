@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from engine_adapter.event_subscriber import EventSubscriber, binds
 from prefix_store.event_publisher import EventPublisher
+from prefix_store.event_source import EventSource
 from prefix_store.events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -24,6 +25,7 @@ from prefix_store.events import (
     KVEvent,
     encode,
 )
+from prefix_store.residency import Residency
 
 
 class SetSink:
@@ -234,6 +236,76 @@ async def test_burst_is_followed_to_its_end(tmp_path: Path) -> None:
             await until(lambda: sink.blocks == store.resident)
             assert max(sink.copies.values()) == 1
             assert not subscriber.state().lacking
+
+
+class Turns:
+    """Counts what a sink gets between two turns of another task."""
+
+    def __init__(self, sink: EventSource) -> None:
+        self._sink = sink
+        self._blocks = 0
+        self.most = 0
+        self.orphans = 0
+
+    def apply(self, batch: EventBatch) -> None:
+        self._sink.apply(batch)
+        for event in batch.events:
+            self._blocks += len(event.block_hashes) if isinstance(event, BlockStored) else 0
+        self.most = max(self.most, self._blocks)
+
+    def clear(self) -> None:
+        self._sink.clear()
+
+    async def run(self) -> None:
+        while True:
+            self._blocks = 0
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "replayed"])
+async def test_flood_leaves_others_their_turns(tmp_path: Path, live: bool) -> None:
+    """200,000 blocks at once are applied in small portions."""
+    async with store_at(tmp_path) as store:
+        store.start(buffer_bytes=64 * 1024**2)
+        source = EventSource("s", Residency(1024**3), model="m", block_size=16)
+        turns = Turns(source)
+        subscriber = EventSubscriber("s", store.events, store.replay, turns)
+        async with asyncio.TaskGroup() as tasks:
+            others = tasks.create_task(turns.run())
+            following = tasks.create_task(subscriber.run()) if live else None
+            await until(lambda: not live or subscriber.state().replays == 1)
+            for chain in range(400):
+                flood(store, chain, 500)
+            following = following or tasks.create_task(subscriber.run())
+            async with asyncio.timeout(60):
+                while source.stats().blocks < 200_000:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert 500 <= turns.most <= 1_500
+            others.cancel()
+            following.cancel()
+
+
+def flood(store: Store, chain: int, num_blocks: int) -> None:
+    assert store.publisher is not None
+    first = chain * num_blocks
+    tokens = [100_000 + chain] * (16 * num_blocks)
+    names: list[int | bytes] = list(range(first, first + num_blocks))
+    store.publisher.publish([BlockStored(names, None, tokens, 16)])
+
+
+async def test_lag_counts_until_a_batch_is_applied(tmp_path: Path) -> None:
+    """Also while it waits for the end of a replay, before anything is applied."""
+    async with engine() as publisher:
+        sink = SetSink()
+        silent = f"tcp://127.0.0.1:{free_port()}"
+        subscriber = EventSubscriber("e", publisher.endpoint, silent, sink, replay_timeout_s=0.3)
+        async with running(subscriber):
+            publisher.pub.connect(publisher.endpoint)
+            await until(lambda: subscriber.state().connected)
+            await publisher.publish(stored(1))
+            await until(lambda: (subscriber.state().lag_s or 0.0) > 0.0)
+            assert sink.blocks == set()
+            await until(lambda: sink.blocks == {1})
 
 
 async def test_load_reports_go_elsewhere(tmp_path: Path) -> None:
