@@ -68,18 +68,22 @@ class FollowedEvents:
         residency: Residency,
         loads: LoadReports,
         root_of: Callable[[str], RootOf] | None = None,
+        root_of_store: Callable[[str], RootOf] | None = None,
     ) -> None:
         """`block_size`: of the stores' blocks, in tokens. `root_of`: for the id of an engine, what
-        the names of its adapters mean; unset, they mean the same everywhere. Engines are to be
-        added."""
+        the names of its adapters mean; unset, they mean the same everywhere. `root_of_store`: for
+        the id of a store; unset, all its blocks are the first model's. Engines are to be added."""
         self._config = config
         self._paths = paths
         self._block_size = block_size
         self._residency = residency
         self._loads = loads
         self._root_of = root_of
+        self._root_of_store = root_of_store
         self._background: Background | None = None
         self._engines: dict[str, _Engine] = {}
+        self._cut: dict[str, float] = {}
+        """Streams that are cut, by their source: since when, or when it was forgotten."""
         self.engines: dict[str, Followed] = {}
         """The engines that publish events. Changes as they come and go."""
         self.stores = {store.id: self._follow_remote(store) for store in config.remote_stores}
@@ -125,6 +129,7 @@ class FollowedEvents:
         engine = self._engines.pop(engine_id, None)
         if engine is None:
             return
+        self._cut.pop(engine_id, None)
         engine.sent.clear()
         if engine.events is not None:
             del self.engines[engine_id]
@@ -165,14 +170,19 @@ class FollowedEvents:
         return None if engine is None or engine.events is None else engine.events.source.learned
 
     def tick(self, now: float) -> None:
-        """To be called now and then: forgets what was sent too long ago, and what was sent while a
-        stream was cut that is whole again."""
+        """To be called now and then. Forgets what was sent too long ago, what was sent while a
+        stream was cut that is whole again, and what was told by streams that are cut for long."""
         for engine in self._engines.values():
             if engine.is_exact:
-                if len(engine.sent):
-                    engine.sent.clear()
+                engine.sent.clear()
             else:
                 engine.sent.expire(now)
+        for name, followed in (*self.engines.items(), *self.stores.items()):
+            if followed.subscriber.is_connected:
+                self._cut.pop(name, None)
+            elif now - self._cut.setdefault(name, now) >= self._config.fleet.approximate.expiry:
+                self._cut[name] = now
+                followed.subscriber.forget()
 
     def _follow_engine(self, engine: EngineConfig) -> Followed:
         source = EventSource(
@@ -197,6 +207,7 @@ class FollowedEvents:
             block_size=self._block_size,
             medium=Medium.MEMORY,
             max_blocks=self._max_blocks,
+            root_of=None if self._root_of_store is None else self._root_of_store(store_id),
         )
         subscriber = EventSubscriber(
             store_id, events, replay, source, loads=self._loads.add, publisher_binds=True
