@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
+from prefix_store.arrivals import Arrivals
 from prefix_store.backend import Arrived, KeptBlock
 from prefix_store.base import BlockHash
 from prefix_store.disk_files import DiskFiles
@@ -26,12 +26,9 @@ class DiskRun:
         self._files = files
         self._hashes = hashes
         self._into = into
-        self._arrived = arrived
-        self._blocks: list[KeptBlock | None] = [None] * len(hashes)
-        """None: not there, or not read yet."""
+        self._arrivals = Arrivals(len(hashes), arrived)
         self._next = iter(range(len(hashes)))  # threads may share it
         self._news = asyncio.Event()
-        self._num_told = 0
 
     async def read(
         self, threads: Executor, num_threads: int, stop: threading.Event
@@ -48,27 +45,20 @@ class DiskRun:
             while not all(share.done() for share in shares):
                 await self._news.wait()
                 self._news.clear()  # before the look: what comes after it is news again
-                self._tell()
+                self._arrivals.tell()
         finally:
             stop.set()
             if shares:
                 await asyncio.wait(shares)
         for share in shares:
             share.result()
-        return self._blocks
+        return self._arrivals.blocks
 
     def _read_some(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
         """In each of the threads."""
         for i in self._next:
             if stop.is_set():
                 return
-            self._blocks[i] = self._files.read(self._hashes[i], self._into[i])
+            self._arrivals.blocks[i] = self._files.read(self._hashes[i], self._into[i])
             if not self._news.is_set():
                 loop.call_soon_threadsafe(self._news.set)
-
-    def _tell(self) -> None:
-        rest = itertools.islice(self._blocks, self._num_told, None)
-        there = [block for block in itertools.takewhile(bool, rest) if block is not None]
-        self._num_told += len(there)
-        if there and self._arrived is not None:
-            self._arrived(there)

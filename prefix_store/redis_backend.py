@@ -21,11 +21,11 @@ from prefix_store.backend import Arrived, KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash, StoreUnavailableError
 from prefix_store.offers import slices
 from prefix_store.redis_faults import RedisCounters, address_of
-from prefix_store.redis_fetch import Landed, Misfit, Reply
 from prefix_store.redis_keyspace import Put, RedisKeyspace
 from prefix_store.redis_leftovers import LINGER_S, Leftovers
 from prefix_store.redis_link import RedisLink
-from prefix_store.redis_value import charged_bytes, close_value, open_value
+from prefix_store.redis_run import RedisRun
+from prefix_store.redis_value import charged_bytes, close_value
 
 TTL_S = 24 * 3600.0
 STRETCH_BYTES = 32 * 1024**2
@@ -144,24 +144,17 @@ class RedisBackend:
         into: Sequence[memoryview],
         arrived: Arrived | None = None,
     ) -> list[KeptBlock | None]:
-        blocks: list[KeptBlock | None] = []
-        damaged: list[BlockHash] = []
-
-        def landed(reply: Reply) -> None:
-            i = len(blocks)
-            block = self._take(hashes[i], reply, into[i])
-            blocks.append(block)
-            if block is None and isinstance(reply, (Landed, Misfit)):
-                damaged.append(hashes[i])
-            elif block is not None and arrived is not None and None not in blocks:
-                arrived([block])
-
+        run = RedisRun(hashes, into, arrived)
         wanted = list(zip(hashes, into, strict=True))
         for part in slices(wanted, lambda pair: len(pair[1]), STRETCH_BYTES):
-            if not await self._keys.get([h for h, _ in part], [b for _, b in part], landed):
+            if not await self._keys.get([h for h, _ in part], [b for _, b in part], run.landed):
                 break
-        await self._discard(damaged)
-        return blocks + [None] * (len(hashes) - len(blocks))
+        run.tell()
+        there = [block for block in run.blocks if block is not None]
+        self.counters.records_read += len(there)
+        self.counters.bytes_read += sum(block.record_bytes for block in there)
+        await self._discard(run.damaged)
+        return run.blocks
 
     async def remove(self, hashes: Sequence[BlockHash]) -> None:
         if hashes:
@@ -180,15 +173,6 @@ class RedisBackend:
         return StoreUnavailableError(
             f"the Redis tier at {self._address} (store.redis.url) cannot be used; see the log"
         )
-
-    def _take(self, block_hash: BlockHash, reply: Reply, buffer: memoryview) -> KeptBlock | None:
-        if not isinstance(reply, Landed):
-            return None
-        block = open_value(buffer, memoryview(reply.tail), block_hash)
-        if block is not None:
-            self.counters.records_read += 1
-            self.counters.bytes_read += len(buffer)
-        return block
 
     async def _write(self, records: Sequence[OutgoingRecord]) -> list[bool]:
         """One slice."""
