@@ -20,8 +20,6 @@ from gateway.web.errors import (
     UnavailableError,
 )
 
-ANYBODY = Ticket("default")
-
 
 @dataclass(frozen=True, slots=True)
 class LimitKeys:
@@ -96,13 +94,6 @@ class Places:
     def place(self, ticket: Ticket) -> Place:
         """A place for the length of an `async with` block. Raises what `enter` raises."""
         return Place(self, ticket)
-
-    async def __aenter__(self) -> None:
-        """As `place`, for whoever has no ticket."""
-        await self.enter(ANYBODY)
-
-    async def __aexit__(self, *_: object) -> None:
-        self.leave()
 
     async def enter(self, ticket: Ticket) -> None:
         """Take a place, to be given back with `leave`.

@@ -21,7 +21,7 @@ class _State(enum.Enum):
 
 class Warming:
     """A request that computes blocks which no replica had. Whoever began it says how it ends:
-    `done` at the first token, else `failed_or_done` at the end."""
+    `done` at the first token, else `failed_or_done` at the end, however its request ends."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Warming:
 
     @property
     def failed(self) -> bool:
-        """It will not be there: aborted, or its replica is lost."""
+        """It will not be there: its request was aborted, or its replica lost."""
         return self._state is _State.FAILED
 
     def done(self) -> None:
@@ -123,13 +123,6 @@ class WarmingPrefixes:
                 if warming is not None:
                     return warming
         return None
-
-    def lost(self, replica: str) -> int:
-        """A replica computes nothing any more. Returns how many prompts that were."""
-        gone = [warming for warming in self._num_hashes_of if warming.replica == replica]
-        for warming in gone:
-            warming.failed_or_done()
-        return len(gone)
 
     def forget(self, warming: Warming) -> None:
         """Nobody finds it from now on."""

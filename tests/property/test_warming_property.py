@@ -17,7 +17,6 @@ STEPS = st.lists(
         st.tuples(st.just("begin"), CHAINS, st.integers(0, 5)),
         st.tuples(st.just("begin"), CHAINS, st.integers(0, 5)),
         st.tuples(st.sampled_from(["done", "failed_or_done"]), st.integers(0, 50)),
-        st.tuples(st.just("lost"), st.integers(0, 2)),
     ),
     min_size=5,
     max_size=40,
@@ -62,20 +61,15 @@ class Model:
 
 @given(STEPS, st.sampled_from([4, 20, 1000]), CHAINS)
 def test_it_finds_whom_a_search_through_all_would_find(steps, max_hashes, asked):
-    """Whatever began, ended, was lost or forgotten before. And who is found really computes the
+    """Whatever began, ended or was forgotten before. And who is found really computes the
     block, or needed it."""
     prefixes, model = WarmingPrefixes(max_hashes), Model(max_hashes)
     begun: list[Warming] = []
     for step in steps:
         match step:
             case ("begin", text, first_missing):
-                begun.append(prefixes.begin(chain(text), first_missing, f"r{len(begun) % 3}"))
+                begun.append(prefixes.begin(chain(text), first_missing, "engine-0"))
                 model.begin(begun[-1], chain(text)[first_missing:])
-            case ("lost", number):
-                prefixes.lost(f"r{number}")
-                model.computing = [
-                    each for each in model.computing if each.warming.replica != f"r{number}"
-                ]
             case (end, number) if begun:
                 ends = begun[number % len(begun)]
                 getattr(ends, end)()

@@ -129,10 +129,9 @@ async def test_a_flood_gives_way_to_another_tenant():
 async def test_waiting_has_an_end():
     """And leaves no trace."""
     places = Places(1, 1, 0.0)
-    async with places:
+    async with places.place(Ticket("a")):
         with pytest.raises(UnavailableError, match=r"within 0 s \(limits\.max_wait, limits\.max_c"):
-            async with places:
-                pass
+            await places.enter(Ticket("a"))
         assert (places.running, places.waiting) == (1, 0)
     assert places.running == 0
 
@@ -289,7 +288,7 @@ def test_no_place_is_lost_and_none_invented_whatever_happens_at_the_same_moment(
         assert all(isinstance(end, allowed_ends) for end in await guests.end())
         assert (places.running, places.waiting) == (0, 0)
         places.set_limit(2)
-        async with places, places:
+        async with places.place(Ticket("a")), places.place(Ticket("b")):
             assert places.running == 2
 
     asyncio.run(run())

@@ -149,21 +149,6 @@ async def test_one_of_those_who_waited_for_a_leader_that_failed_is_the_next():
     assert len(begun) == 1
 
 
-async def test_a_lost_replica_releases_all_who_wait_for_it():
-    """They need not wait until their time is over."""
-    prefixes = WarmingPrefixes()
-    lost = prefixes.begin(chain("abcd"), 0, "engine-0")
-    kept = prefixes.begin(chain("xyz"), 0, "engine-1")
-    wait = asyncio.create_task(lost.wait(60.0))
-    await turn()
-    assert prefixes.lost("engine-0") == 1
-    assert not await wait
-    assert lost.failed
-    assert not kept.failed
-    assert prefixes.find(chain("xyz"), 0) is kept
-    assert prefixes.lost("engine-0") == 0
-
-
 async def test_who_is_cancelled_while_waiting_leaves_the_others_alone():
     """A client that hung up."""
     warming = WarmingPrefixes().begin(chain("abcd"), 0, "engine-0")
