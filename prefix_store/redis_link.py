@@ -124,21 +124,23 @@ class RedisLink:
         early. It may take as long as it likes while values keep coming."""
         if not keys:
             return True
-        largest = max(WINDOW_BYTES, *map(len, into))
+        sizes = [len(buffer) for buffer in into]
+        window_bytes = max(*sizes, min(sum(sizes), WINDOW_BYTES))
         answers = await self._in_turn(
-            lambda deadline: self._fetch(deadline, keys, into, landed), largest
+            lambda deadline: self._fetch(deadline, window_bytes, keys, into, landed), window_bytes
         )
         return answers is not None
 
     async def _fetch(
         self,
         deadline: asyncio.Timeout,
+        window_bytes: int,
         keys: Sequence[bytes],
         into: Sequence[memoryview],
         landed: Callable[[Reply], None],
     ) -> list[Any]:
         loop = asyncio.get_running_loop()
-        more_s = self._timeout_s + max(WINDOW_BYTES, *map(len, into)) / MIN_BYTES_PER_S
+        more_s = self._timeout_s + window_bytes / MIN_BYTES_PER_S
         replies: list[Any] = []
 
         def note(reply: Reply) -> None:
