@@ -91,6 +91,11 @@ class EventStream:
     def last_sequence(self) -> int | None:
         return self._sequence.last
 
+    @property
+    def is_behind(self) -> bool:
+        """Something that was published is known to be missing, and asked for or to be asked."""
+        return max(self.need, self._replay or Need.NOTHING) >= Need.CATCH_UP
+
     def ask(self, need: Need) -> None:
         """At least `need` is to be replayed."""
         self.need = max(self.need, need)
@@ -105,6 +110,11 @@ class EventStream:
         self.incarnation += 1
         self._rebuilt_for_orphans = False
         self._sequence.forget_live()
+        self._forget()
+        self.ask(Need.REBUILD)
+
+    def forget(self) -> None:
+        """What it said is too old to be believed."""
         self._forget()
         self.ask(Need.REBUILD)
 

@@ -92,30 +92,29 @@ class EventSubscriber:
 
     def new_incarnation(self) -> None:
         """The publisher has restarted (the health check saw it): nothing that it had counts."""
-        self._epoch += 1
-        self._inbox.clear()
-        self._stream.new_incarnation()
-        self._ask_now()
+        self._start_over(self._stream.new_incarnation)
+
+    def forget(self) -> None:
+        """Nothing that it told counts any more. All is asked again as soon as it can be."""
+        self._start_over(self._stream.forget)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._peers > 0
 
     @property
     def is_current(self) -> bool:
         """Connected, and nothing that was published is known to be missing."""
-        return (
-            self._peers > 0
-            and self._stream.need < Need.CATCH_UP
-            and not self._is_silent
-            and not self._stream.is_incomplete
-        )
+        return not self._stream.is_behind and self._problem() is None
 
     def state(self) -> EventState:
         """A snapshot for stats and doctor."""
         stream, counters = self._stream, self._stream.counters
-        problem = self._problem()
         return EventState(
             source=self._source,
-            connected=self._peers > 0,
-            lacking=problem is not None or stream.need >= Need.CATCH_UP,
-            problem=problem,
+            connected=self.is_connected,
+            lacking=not self.is_current,
+            problem=self._problem(),
             incarnation=stream.incarnation,
             last_sequence=stream.last_sequence,
             lag_s=self._lag_s(),
@@ -129,12 +128,16 @@ class EventSubscriber:
             malformed=counters.malformed,
         )
 
+    def _start_over(self, forget: Callable[[], None]) -> None:
+        self._epoch += 1
+        self._inbox.clear()
+        forget()
+        self._ask_now()
+
     def _lag_s(self) -> float | None:
         """Of the newest batch; more while others wait for longer than that took."""
-        lag_s = self._stream.lag_s
-        if not self._inbox:
-            return lag_s
-        return max(lag_s or 0.0, self._inbox.waited_s(time.time()))
+        lag_s, waited_s = self._stream.lag_s, self._inbox.waited_s(time.time())
+        return max(lag_s or 0.0, waited_s) if waited_s else lag_s
 
     def _problem(self) -> str | None:
         if not self._peers:

@@ -48,6 +48,8 @@ class SentPrefixes:
 
     def clear(self) -> None:
         """The replica is new, or what it holds is known better now."""
+        if not self._used:
+            return
         self._residency.clear(self._holder, self._used)
         self._used.clear()
 

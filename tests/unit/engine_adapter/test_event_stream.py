@@ -209,6 +209,26 @@ def test_unanswered_check_loses_nothing() -> None:
     assert rig.stream.counters.replays == 1
 
 
+def test_stream_is_behind_until_its_replay_has_ended() -> None:
+    """Not only until it was asked for; a look whether the end of a burst was missed is none."""
+    rig = Rig(2)
+    assert not rig.stream.is_behind
+    rig.live(5, 105.0)
+    assert rig.stream.is_behind
+    rig.stream.begin_replay()
+    assert rig.stream.is_behind
+    for number in range(1, 6):
+        rig.stream.replayed(number.to_bytes(8, "big"), payload(100.0 + number))
+        assert rig.stream.is_behind
+    answer = rig.stream.replayed(END_OF_REPLAY, b"")
+    assert answer is not None
+    rig.stream.end_replay(answer)
+    assert not rig.stream.is_behind
+    rig.stream.ask(Need.CHECK)
+    rig.stream.begin_replay()
+    assert not rig.stream.is_behind
+
+
 def test_orphan_is_replayed_once_per_incarnation() -> None:
     """A publisher that keeps sending orphans does not make us ask for ever."""
     rig = Rig(1)
