@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from gateway.request.served_models import ServedModels, ServedModelsError
+from gateway.request.served_models import Served, ServedModels, ServedModelsError
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
-from prefix_store.hashing import routing_root
+from prefix_store.base import BlockHash
+from prefix_store.event_source import EventSource
+from prefix_store.events import MEDIUM_MEMORY, BlockStored, EventBatch, decode_batch, encode
+from prefix_store.hashing import as_token_ids, extend_chain, routing_root
+from prefix_store.prompt_label import PromptLabel
+from prefix_store.residency import Residency
+from prefix_store.tier_events import Announced, stored_events
 
 X, Y = "a" * 32, "b" * 32
 """Digests of two adapters."""
@@ -186,6 +192,42 @@ def test_events_of_a_store_that_serves_several_models_name_them() -> None:
     assert near("s", f"{X}@small") == routing_root("small", "s", X)
     assert near("s", "@unknown") is None
     assert far("s", None) == routing_root("large", "s")
+
+
+def blocks_found(residency: Residency, served: Served, salt: str) -> int:
+    prompt = extend_chain(served.root(salt), as_token_ids(range(64)), 32)
+    return residency.match(prompt).available_blocks
+
+
+def test_what_engines_and_stores_say_of_an_adapter_is_found_under_each_of_its_names() -> None:
+    """An engine says its own name for it, a store the digest, as a connector labelled it there;
+    the base model and other adapters find nothing."""
+    models = served_by(engine(0, adapters={"sql": X, "law": Y}), engine(1, adapters={"sql-v2": X}))
+    tokens = as_token_ids(range(64))
+    label = PromptLabel("salt", X).encode()
+    announced = [
+        Announced(BlockHash(bytes([i + 1]) * 16), BlockHash(b"\1" * 16) if i else None,
+                  tokens[32 * i : 32 * i + 32].tobytes(), "" if i else label)
+        for i in range(2)
+    ]  # fmt: skip
+    from_store = stored_events(announced, MEDIUM_MEMORY)
+    keys: list[list[Any] | None] = [["sql-v2", "salt"], ["sql-v2"]]
+    from_engine = BlockStored(
+        [1, 2], None, list(range(64)), 32, lora_name="sql-v2", extra_keys=keys, group_idx=0
+    )
+    for root_of, events in (
+        (models.root_of_store("store-0"), from_store),
+        (models.root_of("engine-1"), [from_engine]),
+    ):
+        residency = Residency(1024**2)
+        source = EventSource("source", residency, model="small", block_size=32, root_of=root_of)
+        source.apply(decode_batch(encode(EventBatch(1.0, events))))
+        found = {
+            name: blocks_found(residency, served, "salt")
+            for name in models.names
+            if (served := models.find(name))
+        }
+        assert found == {"small": 0, "sql": 2, "law": 0, "sql-v2": 2}
 
 
 def test_what_will_be_discovered_is_known_before() -> None:
