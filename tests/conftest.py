@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ class Answer:
 class LiveStack:
     """Store, engine and gateway of one runtime directory. Each can be killed and started again."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, engine: Mapping[str, Any] | None = None) -> None:
+        """`engine`: more keys of the engine's configuration."""
         self.root = Path(tempfile.mkdtemp(prefix="headstart-test-"))
         self.model_dir = model_dir
         self.engine_port, self.gateway_port = free_ports(2)
@@ -96,6 +97,7 @@ class LiveStack:
                             *("--num-gpu-blocks-override", str(KV_BLOCKS)),
                             *("--max-num-batched-tokens", "512"),
                         ],
+                        **(engine or {}),
                     }
                 ],
                 "store": {"memory": {"capacity": "1GiB"}, "lease": 10},
@@ -347,6 +349,20 @@ def engine_stack(model_dir: Path) -> Iterator[LiveStack]:
         yield stack
     finally:
         stack.close()
+
+
+@pytest.fixture(scope="module")
+def new_stack(model_dir: Path) -> Iterator[Callable[..., LiveStack]]:
+    """Makes stacks of a module's own, which are closed at its end; takes more keys of the engine's
+    configuration."""
+    with contextlib.ExitStack() as made:
+
+        def make(**engine: Any) -> LiveStack:
+            stack = LiveStack(model_dir, engine)
+            made.callback(stack.close)
+            return stack
+
+        yield make
 
 
 @pytest.fixture(scope="session")
