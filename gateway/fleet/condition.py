@@ -103,7 +103,7 @@ class Condition:
         if not self._draining:
             return self._health_reason
         hidden = "" if self._health is State.READY else f"; {self._health_reason}"
-        return f"drains: it gets no new requests{hidden}"
+        return f"gets no new requests{hidden}"
 
     @property
     def accepts(self) -> bool:

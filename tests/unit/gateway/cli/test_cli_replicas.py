@@ -66,7 +66,7 @@ class KeptFleet:
             del self.replicas[engine_id]
 
     def drain(self, engine_id: str) -> None:
-        self._set(engine_id, "draining", "drains: it gets no new requests")
+        self._set(engine_id, "draining", "gets no new requests")
 
     def undrain(self, engine_id: str) -> None:
         self._set(engine_id, "ready", "answers")

@@ -202,7 +202,7 @@ def test_a_draining_replica_gets_nothing_until_undrained():
     condition.drain()
     assert condition.state is State.DRAINING
     assert not condition.accepts
-    assert condition.reason == "drains: it gets no new requests"
+    assert condition.reason == "gets no new requests"
     condition.drain()
     condition.undrain()
     assert condition.accepts
@@ -221,7 +221,7 @@ def test_a_replica_may_be_lost_while_it_drains():
     condition.probe_failed("nothing listens there", refused=True)
     assert condition.state is State.DRAINING
     assert condition.is_lost
-    reason = "drains: it gets no new requests; nothing listens there"
+    reason = "gets no new requests; nothing listens there"
     assert replica.changes[-1] == Transition(State.DRAINING, State.DRAINING, reason)
     condition.undrain()
     assert condition.state is State.EJECTED
