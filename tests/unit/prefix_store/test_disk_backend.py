@@ -395,7 +395,7 @@ async def test_after_a_kill_in_the_middle_of_writes_everything_served_is_right(
     what a life had written and not removed is there in the next."""
     chance = random.Random(20261130)
     kept = 0
-    for _ in range(4):
+    for _ in range(3):
         with run_here("write", str(tmp_path)) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "begun\n"

@@ -12,6 +12,9 @@ from redis_server import RedisServer, installed_servers
 from prefix_store.base import StoreError
 from prefix_store.redis_backend import RedisBackend
 
+ANY_SERVER = pytest.mark.parametrize("running", list(installed_servers())[:1], indirect=True)
+"""For what stores do among themselves: one kind of server shows it."""
+
 
 @pytest.fixture(scope="module", params=["redis", "valkey"])
 def running(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
@@ -80,6 +83,7 @@ async def test_concurrent_writers_of_one_block_are_harmless(server: RedisServer)
         assert a.counters.records_written + b.counters.records_written == 20
 
 
+@ANY_SERVER
 async def test_what_a_killed_store_has_written_is_known_at_its_start(server: RedisServer) -> None:
     """Wherever a write is broken off, every block in Redis is referred to, and comes back."""
     records = chain(40, payload_bytes=100_000)
@@ -104,8 +108,12 @@ async def test_what_a_killed_store_has_written_is_known_at_its_start(server: Red
             }
 
 
-async def test_a_write_of_unknown_outcome_is_taken_back(server: RedisServer) -> None:
+@ANY_SERVER
+async def test_a_write_of_unknown_outcome_is_taken_back(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody counts such blocks, so they must not stay, even if they arrive late."""
+    monkeypatch.setattr("prefix_store.redis_backend.SWEEP_EVERY_S", 0.1)
     async with redis_backend(server.url, "a", linger_s=0.5) as backend:
         kept = chain(3)
         assert all(await backend.write(kept))
@@ -124,8 +132,12 @@ async def test_a_write_of_unknown_outcome_is_taken_back(server: RedisServer) -> 
         assert signed_blocks(server) == expected
 
 
-async def test_a_late_write_may_be_written_again_meanwhile(server: RedisServer) -> None:
+@ANY_SERVER
+async def test_a_late_write_may_be_written_again_meanwhile(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It counts from then on, and nobody takes it back any more."""
+    monkeypatch.setattr("prefix_store.redis_backend.SWEEP_EVERY_S", 0.1)
     async with redis_backend(server.url, "a", linger_s=0.3) as backend:
         records = chain(30, payload_bytes=100_000)
         writing = asyncio.create_task(backend.write(records))
@@ -134,7 +146,7 @@ async def test_a_late_write_may_be_written_again_meanwhile(server: RedisServer) 
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         assert all(await backend.write(records))
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(0.7)  # twice as long as such writes are taken back
         assert all(await read_back(backend, records))
 
 
@@ -199,6 +211,7 @@ async def test_one_round_trip_per_match(server: RedisServer) -> None:
         assert rounds == 1
 
 
+@ANY_SERVER
 async def test_recovery_goes_through_many_blocks_in_parts(server: RedisServer) -> None:
     """More than fit into one answer of the server."""
     records = [record for seed in range(60) for record in chain(20, payload_bytes=5, seed=seed)]
@@ -211,6 +224,7 @@ async def test_recovery_goes_through_many_blocks_in_parts(server: RedisServer) -
     await backend.close()
 
 
+@ANY_SERVER
 async def test_prefixes_keep_uses_of_one_server_apart(server: RedisServer) -> None:
     """Two installations on one Redis."""
     records = chain(2)

@@ -21,6 +21,9 @@ from prefix_store.redis_backend import RedisBackend
 
 SHORT_S = 0.15
 
+ANY_SERVER = pytest.mark.parametrize("binary", list(installed_servers())[:1], indirect=True)
+"""For what our side of the connection does: one kind of server shows it."""
+
 
 @pytest.fixture(params=["redis", "valkey"])
 def binary(request: pytest.FixtureRequest) -> Path:
@@ -62,6 +65,7 @@ async def test_a_killed_server_is_a_miss_and_is_found_again(server: RedisServer)
         assert all(await read_back(backend, records))
 
 
+@ANY_SERVER
 async def test_a_paused_server_costs_milliseconds_and_answers_are_never_mixed_up(
     server: RedisServer,
 ) -> None:
@@ -85,6 +89,7 @@ async def test_a_paused_server_costs_milliseconds_and_answers_are_never_mixed_up
             assert await read_back(backend, records[5:]) == [True] * 3
 
 
+@ANY_SERVER
 async def test_what_was_under_way_when_it_broke_does_not_stay_uncounted(
     server: RedisServer,
 ) -> None:
@@ -139,6 +144,7 @@ async def test_a_server_that_evicts_by_itself_is_a_miss(binary: Path) -> None:
         server.close()
 
 
+@ANY_SERVER
 async def test_a_slow_link_is_not_cut_off(server: RedisServer) -> None:
     """5 MB/s: a transfer takes far longer than a look-up may, and still ends well."""
     proxy = SlowProxy(server.port, bytes_per_s=5_000_000)
@@ -184,6 +190,7 @@ async def test_missing_rights_are_told_without_the_password(
     assert "wr0ng" not in caplog.text
 
 
+@ANY_SERVER
 async def test_a_backend_recovers_later_when_redis_was_not_there(server: RedisServer) -> None:
     """Until then nothing is written; the second try takes over what is there."""
     records = chain(2)
@@ -201,6 +208,7 @@ async def test_a_backend_recovers_later_when_redis_was_not_there(server: RedisSe
     await backend.close()
 
 
+@ANY_SERVER
 async def test_tls_is_checked_and_works(server: RedisServer, tmp_path: Path) -> None:
     """By URL: with the authority's certificate it works, without it the server is refused."""
     authority = trustme.CA()
@@ -223,6 +231,7 @@ async def test_tls_is_checked_and_works(server: RedisServer, tmp_path: Path) -> 
         proxy.close()
 
 
+@ANY_SERVER
 async def test_a_unix_socket_works(binary: Path, tmp_path: Path) -> None:
     """unix:// in the URL."""
     path = tmp_path / "redis.sock"
