@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -115,6 +116,7 @@ class Dispatcher:
         began = self._clock()
         joined: Warming | None = None
         may_join = self._coalescing.max_wait > 0
+        patience = _Patience(self._coalescing.max_wait, asked.ticket.deadline)
         while True:
             options = self._options(asked)
             match = self._match(asked)
@@ -123,9 +125,10 @@ class Dispatcher:
             known = Known(match, joined)
             decision = self._router.decide(asked.route, self._candidates(asked, options, known))
             if may_join and joined is not None and joined.replica == decision.best.replica:
-                may_join = False
                 self.decisions.joined += 1
-                await joined.wait(self._coalescing.max_wait)
+                await joined.wait(patience.left_s)
+                # One that failed is joined by nobody: of those who waited for it one goes first.
+                may_join = joined.failed and patience.left_s > 0
                 joined = None if joined.failed else joined
                 continue
             claim = await self._enter_first(asked, decision, options, known)
@@ -237,6 +240,21 @@ class Dispatcher:
         if follows or missing < max(1, self._coalescing.min_tokens):
             return _Claim(replica, None)
         return _Claim(replica, self._warming.begin(asked.hashes, captured, replica.id))
+
+
+class _Patience:
+    """How long a request still waits for what others compute."""
+
+    def __init__(self, max_s: float, deadline: float | None) -> None:
+        """`deadline`: of the event loop's time."""
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + max_s
+        if deadline is not None:
+            self._until = min(self._until, deadline)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._until - self._loop.time())
 
 
 @dataclass(frozen=True, slots=True)

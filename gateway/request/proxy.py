@@ -35,6 +35,9 @@ _MAX_BYTES_PER_TOKEN = 64
 """A body with more bytes than this per token of context cannot be a prompt that fits: it is not
 worth tokenizing, and the engine says so to the client."""
 
+_BYTES_PER_TOKEN = 4
+"""About, while a prompt is not tokenized yet."""
+
 _MAX_ROOTS = 4096
 
 
@@ -129,7 +132,7 @@ class Proxy:
         call.explain = wants_explanation(headers)
         with BodyShare(self._body_memory) as share:
             body, served = await self._read(exchange, api, call, share)
-            ticket = tenant.ticket(priority_of(body), deadline_of(headers), cost=body.num_bytes)
+            ticket = tenant.ticket(priority_of(body), deadline_of(headers), cost=body.num_bytes / _BYTES_PER_TOKEN)
             async with self._places.place(ticket):
                 share.give_back()  # running requests are bounded by their places
                 call.prompt = await self._render(body, api, served, tenant)

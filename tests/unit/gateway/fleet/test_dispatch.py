@@ -177,7 +177,7 @@ async def test_without_a_replica_that_can_answer_the_reasons_are_given() -> None
     (only,) = replicas(1)
     rig = Rig(only)
     only.condition.drain()
-    with pytest.raises(UnavailableError, match="r0: drains") as caught:
+    with pytest.raises(UnavailableError, match="r0: gets no new requests") as caught:
         await rig.dispatcher.enter(asked())
     assert caught.value.retry_after_s == 1
     with pytest.raises(UnavailableError, match="there is none"):
