@@ -86,9 +86,13 @@ class Scheduler:
             self._waiting.remove(sequence)
             return
         self._running.remove(sequence)
-        self._free(sequence)
         if self._step is not None:
             self._step.cut(self._timing, now)
+            for share in self._step.shares:
+                if share.sequence is sequence:  # what is computed for it can be found
+                    computed = share.num_tokens * self._step.steps
+                    self._name(sequence, sequence.num_computed + computed)
+        self._free(sequence)
 
     def advance(self, now: float) -> None:
         """Do everything that is over by now."""
@@ -118,19 +122,25 @@ class Scheduler:
         return (sequence.job.priority if self._limits.by_priority else 0, sequence.number)
 
     def _plan(self, now: float) -> Step | None:
-        step = Step(start=now)
-        budget = self._limits.max_batched_tokens
-        budget, preempted = self._plan_running(step, budget)
-        if not preempted:
-            self._plan_waiting(step, budget, now)
-        if not step.shares:
-            return None
+        """What is computed next; None when there is nothing."""
+        while self._running or self._waiting:
+            step = Step(start=now)
+            budget, preempted = self._plan_running(step, self._limits.max_batched_tokens)
+            if not preempted:
+                self._plan_waiting(step, budget, now)
+            if step.shares:
+                self._extend(step)
+                return step
+            # Who gave way was the first of all: now there is room for others.
+        return None
+
+    def _extend(self, step: Step) -> None:
+        """To a row of steps, where they only decode; and its end."""
         if step.decodes_only:
             step.steps = self._steps_together(step)
-        for share in step.shares:
-            self._cover(share.sequence, share.num_tokens * step.steps)
-        step.end = now + self._timing.steps_s(step.work, step.steps)
-        return step
+            for share in step.shares:
+                self._cover(share.sequence, step.steps)
+        step.end = step.start + self._timing.steps_s(step.work, step.steps)
 
     def _plan_running(self, step: Step, budget: int) -> tuple[int, bool]:
         """The budget that is left, and whether anybody had to give way."""
@@ -144,11 +154,10 @@ class Scheduler:
                 budget += self._preempt(victim, step)
                 preempted = True
                 if victim is sequence:
-                    break
-            else:
-                self._give(step, sequence, count)
-                budget -= count
-                position += 1
+                    return budget, preempted
+            self._give(step, sequence, count)
+            budget -= count
+            position += 1
         return budget, preempted
 
     def _victim(self) -> Sequence:
@@ -162,6 +171,8 @@ class Scheduler:
             sequence = self._waiting[0]
             most = (sequence.num_tokens - 1) // self._block_tokens
             reused = self._cache.find(sequence.hashes, most)
+            if sequence.job.reports_reused:  # as in vLLM, at every look, admitted or not
+                self._log.stored(sequence, 0, len(reused))
             unused = sum(1 for block in reused if block.users == 0)
             total = -(-sequence.num_tokens // self._block_tokens)
             if total - len(reused) + unused > self._cache.num_free:
@@ -184,8 +195,6 @@ class Scheduler:
             self.counters.queried_tokens += sequence.job.prompt.size
             self.counters.prompt_tokens += sequence.job.prompt.size
             self.counters.hit_tokens += wire_tokens
-        if sequence.job.reports_reused:
-            self._log.stored(sequence, 0, len(reused))
         self._running.append(sequence)
 
     def _give(self, step: Step, sequence: Sequence, count: int) -> None:
@@ -197,9 +206,8 @@ class Scheduler:
         else:
             step.work.add_prefill(sequence.num_computed, count)
         self._cover(sequence, count)
-        if not step.decodes_only:
-            # As in vLLM, others find the blocks from the moment on when they are scheduled.
-            self._name(sequence, sequence.num_computed + count)
+        # As in vLLM, others find a block from the moment on when its last token is scheduled.
+        self._name(sequence, sequence.num_computed + count)
 
     def _steps_together(self, step: Step) -> int:
         """How many steps nobody can tell apart: no answer is complete, no stream waits longer than
@@ -285,4 +293,3 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         self._cache.release(sequence.blocks)
         sequence.blocks = []
-        sequence.num_named = 0

@@ -194,6 +194,31 @@ def test_the_last_one_gives_way_when_blocks_run_out() -> None:
     assert engine.scheduler.counters.hit_tokens == 0
 
 
+def test_who_gives_way_by_priority_costs_nobody_a_step() -> None:
+    """The least important one goes although it has its token already, and all others get theirs."""
+    engine = Engine(replace(LIMITS, num_blocks=7, by_priority=True))
+    first = engine.add(job(0, 9, 5, priority=9))
+    second, third = engine.add(job(100, 12, 5, priority=1)), engine.add(job(200, 4, 5, priority=1))
+    engine.scheduler.advance(2.0)
+    assert [each.num_generated for each in (first, second, third)] == [2, 1, 0]
+    engine.scheduler.advance(3.0)
+    assert first.preemptions == 1
+    assert [each.num_generated for each in (first, second, third)] == [2, 2, 1]
+    engine.run()
+    assert first.num_generated == 5
+
+
+def test_room_that_is_made_is_used_at_once() -> None:
+    """Where the first of all gives way itself, the others go on without it."""
+    engine = Engine(replace(LIMITS, num_blocks=7, by_priority=True))
+    first = engine.add(job(0, 12, 9, priority=9))
+    second = engine.add(job(100, 9, 7, priority=1))
+    engine.run()
+    assert (first.preemptions, second.preemptions) == (1, 0)
+    assert (first.num_generated, second.num_generated) == (9, 7)
+    assert second.finished_at == 8  # a token a step since it was admitted
+
+
 def test_abort_frees_at_once() -> None:
     """Running or waiting; what was computed may be found by others."""
     engine = Engine(replace(LIMITS, max_sequences=1))
