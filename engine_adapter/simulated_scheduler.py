@@ -56,6 +56,11 @@ class Scheduler:
         """When the running step ends; None when there is nothing to do."""
         return None if self._step is None else self._step.end
 
+    def scheduled(self) -> list[tuple[Sequence, int]]:
+        """What the running step computes: sequences and their tokens."""
+        shares = self._step.shares if self._step is not None else []
+        return [(share.sequence, share.num_tokens) for share in shares]
+
     def add(self, job: Job, now: float) -> Sequence:
         """A request has arrived."""
         self.advance(now)
