@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from gateway.accounts.gauges import EventGauges, PolicyGauges, StoreGauges, TierGauges
+from gateway.accounts.gauges import PolicyGauges, StoreGauges, TierGauges
 from gateway.accounts.stats_schema import (
     CacheStats,
     Durations,
     PrefillSaved,
     PromptTokenCounts,
-    ReplicaStats,
-    WindowsStats,
     WindowStats,
 )
 from gateway.accounts.windows import Window
+from gateway.cli.fleet_table import fleet_tables
+from gateway.cli.table_parts import (
+    UNKNOWN,
+    bar,
+    plain_table,
+    requests_of,
+    seconds,
+    section,
+    window_of,
+)
 from gateway.settings.units import size, span
 
-_BAR_WIDTH = 28
-_UNKNOWN = "-"
 _LOWER_TIERS = ("reused, disk", "reused, Redis")
 _WORDS = {
     Window.SINCE_START: "since start",
@@ -35,7 +38,7 @@ _WORDS = {
 def render(stats: CacheStats, window: str) -> RenderableType:
     """A page for one window: since_start, last_1m, last_10m or last_1h. ValueError for another."""
     chosen = Window(window)
-    total = _of(stats.total.windows, chosen)
+    total = window_of(stats.total.windows, chosen)
     parts: list[RenderableType] = [_head(stats, chosen, total), _requests(stats, total)]
     if total.prompt_tokens.total:
         parts += [_waterfall(total.prompt_tokens), _saved(total.prefill_saved)]
@@ -43,16 +46,11 @@ def render(stats: CacheStats, window: str) -> RenderableType:
         parts.append(_first_token(total))
     if total.rendering_mismatches or total.unrendered_prompts or total.renderings_unconfirmed:
         parts.append(_rendering(total))
-    parts += [_store(stats.store), _replicas(stats.replicas, chosen)]
+    parts += [_store(stats.store), *fleet_tables(stats, chosen)]
     spaced: list[RenderableType] = [parts[0]]
     for part in parts[1:]:
         spaced += [Text(), part]
     return Group(*spaced)
-
-
-def _of(windows: WindowsStats, window: Window) -> WindowStats:
-    chosen: WindowStats = getattr(windows, window.value)
-    return chosen
 
 
 def _head(stats: CacheStats, window: Window, total: WindowStats) -> RenderableType:
@@ -76,7 +74,7 @@ def _requests(stats: CacheStats, total: WindowStats) -> RenderableType:
         lines.append(f"{rates.hits:,} of {rates.requests:,} reused something ({share})")
     if total.too_short_requests:
         lines.append(f"{total.too_short_requests:,} too short to reuse anything (under one block)")
-    return _section("Requests", Text("\n".join(lines)))
+    return section("Requests", Text("\n".join(lines)))
 
 
 def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
@@ -92,21 +90,20 @@ def _waterfall(tokens: PromptTokenCounts) -> RenderableType:
     ]
     # Tiers that brought nothing are left out: most stacks have none.
     steps = [step for step in steps if step[1] or step[0] not in _LOWER_TIERS]
-    table = _table()
+    table = plain_table()
     table.add_column(min_width=22)
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column()
     for name, count, style in steps:
         share = count / tokens.total
-        bar = Text(_bar(share), style=style)
-        table.add_row(name, f"{count:,}", f"{share:.1%}", bar)
+        table.add_row(name, f"{count:,}", f"{share:.1%}", Text(bar(share), style=style))
     if tokens.unattributed:
         share = tokens.unattributed / tokens.total
         row = ("unattributed", f"{tokens.unattributed:,}", f"{share:.1%}")
         table.add_row(*row, "of the engine's cache, or of the store")
     table.add_row("total", f"{tokens.total:,}", "", f"{tokens.uncached:,} went through prefill")
-    return _section("Prompt tokens", table)
+    return section("Prompt tokens", table)
 
 
 def _saved(saved: PrefillSaved) -> RenderableType:
@@ -114,19 +111,19 @@ def _saved(saved: PrefillSaved) -> RenderableType:
         text = "not known yet: no cold prompt of comparable length was measured"
     else:
         text = (
-            f"{_seconds(saved.net_s)} \N{PLUS-MINUS SIGN} {_seconds(saved.error_s)}"
-            f" over {_requests_of(saved.measured_requests)}"
+            f"{seconds(saved.net_s)} \N{PLUS-MINUS SIGN} {seconds(saved.error_s)}"
+            f" over {requests_of(saved.measured_requests)}"
         )
         if saved.unmeasured_requests:
             text += f"; {saved.unmeasured_requests:,} more could not be measured"
         if saved.losing_requests:
-            text += f"\n{_requests_of(saved.losing_requests)} lost {_seconds(saved.lost_s)} by it"
-    return _section("Prefill saved", Text(text))
+            text += f"\n{requests_of(saved.losing_requests)} lost {seconds(saved.lost_s)} by it"
+    return section("Prefill saved", Text(text))
 
 
 def _first_token(total: WindowStats) -> RenderableType:
     times = total.first_token
-    table = _table()
+    table = plain_table()
     for name in ("", "p50", "p90", "p99", "mean", "requests"):
         table.add_column(name, justify="right" if name else "left", min_width=8)
     parts: list[tuple[str, Durations]] = [
@@ -138,8 +135,8 @@ def _first_token(total: WindowStats) -> RenderableType:
     ]
     for name, part in parts:
         measured = (part.p50_s, part.p90_s, part.p99_s, part.mean_s)
-        table.add_row(name, *(_seconds(value) for value in measured), f"{part.count:,}")
-    return _section("Time to first token", table, header=True)
+        table.add_row(name, *(seconds(value) for value in measured), f"{part.count:,}")
+    return section("Time to first token", table, header=True)
 
 
 def _rendering(total: WindowStats) -> RenderableType:
@@ -154,16 +151,16 @@ def _rendering(total: WindowStats) -> RenderableType:
             "other tokens: no engine announced them",
             style="yellow",
         )
-    return _section("Rendering", text)
+    return section("Rendering", text)
 
 
 def _store(store: StoreGauges | None) -> RenderableType:
     if store is None:
-        return _section("Store", Text("none, or it does not answer"))
+        return section("Store", Text("none, or it does not answer"))
     used = store.used_bytes / store.capacity_bytes if store.capacity_bytes else 0.0
     evicted = ", ".join(f"{count:,} {reason}" for reason, count in store.evicted_blocks.items())
     lines = [
-        f"{size(store.used_bytes)} of {size(store.capacity_bytes)} used ({used:.1%}) {_bar(used)}",
+        f"{size(store.used_bytes)} of {size(store.capacity_bytes)} used ({used:.1%}) {bar(used)}",
         f"{store.blocks:,} blocks, {store.leased_blocks:,} leased; "
         f"{size(store.reserved_bytes)} being written",
         f"{store.matched_blocks:,} of {store.asked_blocks:,} blocks looked up were there",
@@ -175,7 +172,7 @@ def _store(store: StoreGauges | None) -> RenderableType:
     for tier in store.tiers:
         lines += _tier(tier)
     lines += _policies(store.policies)
-    return _section("Store", Text("\n".join(lines)))
+    return section("Store", Text("\n".join(lines)))
 
 
 def _policies(policies: PolicyGauges | None) -> list[str]:
@@ -194,78 +191,12 @@ def _tier(tier: TierGauges) -> list[str]:
     used = tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0
     evicted = ", ".join(f"{count:,} {reason}" for reason, count in tier.evicted_blocks.items())
     state = {"open": ", left alone after faults", "half_open": ", being tried again"}
-    speed = _UNKNOWN if tier.bandwidth_bytes_s is None else f"{size(tier.bandwidth_bytes_s)}/s"
+    speed = UNKNOWN if tier.bandwidth_bytes_s is None else f"{size(tier.bandwidth_bytes_s)}/s"
     return [
         f"{tier.name}: {size(tier.used_bytes)} of {size(tier.capacity_bytes)} used "
         f"({used:.1%}), {tier.blocks:,} blocks{state.get(tier.breaker or '', '')}",
         f"  {size(tier.read_bytes)} read, {size(tier.written_bytes)} written; "
-        f"latency {_seconds(tier.latency_s)}, {speed}",
+        f"latency {seconds(tier.latency_s)}, {speed}",
         f"  {tier.refused_blocks:,} not admitted, {tier.faults:,} faults; "
         f"evicted: {evicted or 'none'}",
     ]
-
-
-def _replicas(replicas: Mapping[str, ReplicaStats], window: Window) -> RenderableType:
-    table = _table()
-    for name in ("", "requests", "in flight", "hits", "tokens reused", "TTFT p50", "events"):
-        table.add_column(name, justify="right" if name not in ("", "events") else "left")
-    for replica, stats in replicas.items():
-        numbers = _of(stats.windows, window)
-        table.add_row(
-            replica,
-            f"{numbers.requests.total:,}",
-            _UNKNOWN if stats.state.in_flight is None else f"{stats.state.in_flight:,}",
-            _percent(numbers.hit_rates.by_request),
-            _percent(numbers.hit_rates.by_token),
-            _seconds(numbers.first_token.total.p50_s),
-            _events(stats.state.events),
-        )
-    return _section("Replicas", table, header=True)
-
-
-def _events(events: EventGauges | None) -> Text:
-    if events is None:
-        return Text("off")
-    if not events.connected:
-        return Text("silent", style="red")
-    if events.refused_blocks:
-        return Text(f"blocks of {events.refused_block_size_tokens}", style="red")
-    if events.gaps:
-        return Text(f"on, {events.gaps:,} gaps", style="yellow")
-    return Text("on")
-
-
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-
-
-def _section(title: str, body: Table | Text, *, header: bool = False) -> RenderableType:
-    if isinstance(body, Table):
-        body.show_header = header
-        body.header_style = "dim"
-    return Group(Text(title, style="bold"), body)
-
-
-def _bar(share: float) -> str:
-    """Eighths of a cell, so that a small share is still seen."""
-    eighths = round(share * _BAR_WIDTH * 8)
-    if share > 0:
-        eighths = max(1, eighths)
-    full, rest = divmod(eighths, 8)
-    return "\N{FULL BLOCK}" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
-
-
-def _requests_of(count: int) -> str:
-    return "1 request" if count == 1 else f"{count:,} requests"
-
-
-def _percent(share: float | None) -> str:
-    return _UNKNOWN if share is None else f"{share:.1%}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return _UNKNOWN
-    if abs(value) < 1:
-        return f"{value * 1000:.3g} ms"
-    return f"{value:,.2f} s"

@@ -7,17 +7,17 @@ ids from the configuration, outcomes, kinds, reasons; never tenants, models or r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.accounts.gauges import EventGauges
 from gateway.accounts.record import Outcome, RequestRecord
 from gateway.accounts.stats_schema import CacheStats, PromptTokenCounts, WindowStats
 from gateway.accounts.tally import PARTS
+from gateway.stats.fleet_metrics import fleet_metrics
 from gateway.stats.metric_families import counter, gauge
 from gateway.stats.store_metrics import store_metrics
 
@@ -25,9 +25,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 NO_REPLICA = "none"
 """Label of requests that reached no replica."""
-
-STORE_SOURCE = "store"
-"""Label of the store's event stream; those of replicas carry the replica's id."""
 
 _BUCKETS_S = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
@@ -92,7 +89,7 @@ class _StatsCollector(Collector):
         yield from _requests(stats)
         yield from _now(stats)
         yield from store_metrics(stats.store)
-        yield from _replicas(stats)
+        yield from fleet_metrics(stats)
 
 
 def _requests(stats: CacheStats) -> Iterator[Metric]:
@@ -210,60 +207,3 @@ def _beside(stats: CacheStats) -> Iterator[Metric]:
             for result in ("done", "dropped", "failed"):
                 family.add_metric((kind, result), getattr(side, result))
     yield family
-
-
-def _replicas(stats: CacheStats) -> Iterator[Metric]:
-    in_flight = GaugeMetricFamily(
-        "headstart_replica_requests_in_flight",
-        "Requests that a replica works on.",
-        labels=("replica",),
-    )
-    streams: dict[str, EventGauges] = {}
-    for replica, replica_stats in stats.replicas.items():
-        state = replica_stats.state
-        if state.in_flight is not None:
-            in_flight.add_metric((replica,), state.in_flight)
-        if state.events is not None:
-            streams[replica] = state.events
-    yield in_flight
-    if stats.store_events is not None:
-        streams[STORE_SOURCE] = stats.store_events
-    yield from _events(streams)
-
-
-_EVENT_COUNTERS = (
-    ("batches", "Batches received."),
-    ("gaps", "Breaks in the sequence."),
-    ("replays", "Replays asked for."),
-    ("resyncs", "Times a publisher was forgotten."),
-    ("malformed", "Messages that were not understood."),
-    ("orphaned_blocks", "Blocks below an unknown parent."),
-    ("refused_blocks", "Blocks of another size than the gateway's."),
-    ("overflow_blocks", "Blocks left out since there were too many."),
-    ("foreign_events", "Events of media or groups that nothing here can reuse."),
-)
-
-
-_EVENT_GAUGES = (
-    ("connected", "events_connected", "1 when KV events arrive."),
-    ("incarnation", "events_incarnation", "Lives of the publisher seen."),
-    ("last_sequence", "events_last_sequence", "Sequence number of the newest batch."),
-    ("lag_s", "events_lag_seconds", "Age of the newest batch when applied."),
-    ("blocks", "events_blocks", "Blocks that the publisher has."),
-)
-
-
-def _events(streams: Mapping[str, EventGauges]) -> Iterator[Metric]:
-    families: list[tuple[str, CounterMetricFamily | GaugeMetricFamily]] = [
-        (field, GaugeMetricFamily(f"headstart_{name}", text, labels=("source",)))
-        for field, name, text in _EVENT_GAUGES
-    ]
-    families += [
-        (field, counter(f"events_{field}", text, "source")) for field, text in _EVENT_COUNTERS
-    ]
-    for field, family in families:
-        for source, events in streams.items():
-            value: float | None = getattr(events, field)
-            if value is not None:
-                family.add_metric((source,), float(value))
-        yield family

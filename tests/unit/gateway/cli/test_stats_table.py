@@ -11,6 +11,7 @@ from gateway.accounts.gauges import (
     Gauges,
     PolicyGauges,
     ReplicaGauges,
+    RoutingGauges,
     StoreGauges,
     TierGauges,
 )
@@ -211,6 +212,31 @@ def test_troubles_are_shown() -> None:
     assert "1 prompts differ from the engine's count" in text
     assert "1,000,000 loads, 2 failed" in text
     assert line_of(text, "engine-0").endswith("silent")
+
+
+def test_replicas_that_get_no_requests_say_why() -> None:
+    """And the routing says how it decided."""
+    gauges = Gauges(
+        in_flight=0,
+        waiting=0,
+        replicas={
+            "engine-0": ReplicaGauges(condition="ready", evidence="approximate"),
+            "engine-1": ReplicaGauges(condition="ejected", reason="no answer to /health"),
+        },
+        routing=RoutingGauges(
+            kind="least_ttft",
+            by_evidence={"exact": 3, "approximate": 1},
+            by_reason={"least expected time to first token": 4},
+            retries={"EngineLostError": 1},
+            joined=2,
+            recent=[],
+        ),
+    )
+    text = page(gauges=gauges)
+    assert line_of(text, "engine-0").endswith("off, guessed")
+    assert "engine-1 is ejected: no answer to /health" in text
+    assert "by least_ttft; knowledge: 3 exact, 1 approximate" in text
+    assert "asked again elsewhere: 1 EngineLostError" in text
 
 
 def test_every_line_fits_80_columns() -> None:

@@ -10,6 +10,7 @@ from gateway.accounts.gauges import (
     MemoGauges,
     PolicyGauges,
     ReplicaGauges,
+    RoutingGauges,
     SideGauges,
     StoreGauges,
     TierGauges,
@@ -181,11 +182,57 @@ def test_what_is_not_known_is_not_exported() -> None:
 
 
 def test_labels_stay_bounded() -> None:
-    """Neither tenants nor unknown replicas make new series."""
+    """Neither tenants nor replicas that are gone make new series."""
     before = scrape(ended())
     after = scrape(*[ended(f"ghost-{i}", tenant=f"tenant-{i}") for i in range(50)], ended())
     assert before.keys() == after.keys()
-    assert after["headstart_first_token_seconds_count,part=total,replica=none"] == 50
+    assert after["headstart_first_token_seconds_count,part=total,replica=none"] == 0
+
+
+def test_the_fleet_is_exported() -> None:
+    """Each replica's condition, what is known of it, and where requests went."""
+    routing = RoutingGauges(
+        kind="least_ttft",
+        by_evidence={"exact": 7, "fallback": 1},
+        by_reason={"its turn": 8},
+        retries={"EngineLostError": 2},
+        joined=3,
+        recent=[],
+    )
+    state = ReplicaGauges(
+        condition="ejected", ejections=4, share=0.5, evidence="approximate", kv_free=0.25
+    )
+    gauges = GAUGES.model_copy(
+        update={
+            "routing": routing,
+            "replicas": {"a": state},
+            "remote_stores": {"store-1": EventGauges(connected=True)},
+        }
+    )
+    samples = scrape(gauges=gauges)
+    assert samples["headstart_replica_condition,condition=ejected,replica=a"] == 1
+    assert samples["headstart_replica_condition,condition=ready,replica=a"] == 0
+    assert samples["headstart_replica_exact,replica=a"] == 0
+    assert samples["headstart_replica_ejections_total,replica=a"] == 4
+    assert samples["headstart_replica_kv_free_ratio,replica=a"] == 0.25
+    assert samples["headstart_routing_decisions_total,evidence=exact"] == 7
+    assert samples["headstart_routing_retries_total,error=EngineLostError"] == 2
+    assert samples["headstart_routing_joined_total"] == 3
+    assert samples["headstart_events_connected,source=store-1"] == 1
+
+
+def test_the_series_of_a_removed_replica_end() -> None:
+    """And nothing else jumps."""
+    accounting = Accounting(["a"], model="m", version="1", block_size=32)
+    metrics = Metrics(lambda: accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0)))
+    metrics.add_replica("a")
+    metrics.observe(ended())
+    accounting.record(ended())
+    metrics.remove_replica("a")
+    accounting.remove_replica("a")
+    page = metrics.expose().decode()
+    assert 'replica="a"' not in page
+    assert 'headstart_requests_total{outcome="ok",replica="none"} 0.0' in page
 
 
 def test_two_instances_share_nothing() -> None:
