@@ -220,8 +220,9 @@ def test_replicas_that_get_no_requests_say_why() -> None:
         in_flight=0,
         waiting=0,
         replicas={
-            "engine-0": ReplicaGauges(condition="ready", evidence="approximate"),
-            "engine-1": ReplicaGauges(condition="ejected", reason="no answer to /health"),
+            "engine-0": ReplicaGauges(
+                condition="ejected", reason="no answer to /health", evidence="approximate"
+            )
         },
         routing=RoutingGauges(
             kind="least_ttft",
@@ -234,7 +235,7 @@ def test_replicas_that_get_no_requests_say_why() -> None:
     )
     text = page(gauges=gauges)
     assert line_of(text, "engine-0").endswith("off, guessed")
-    assert "engine-1 is ejected: no answer to /health" in text
+    assert "engine-0 is ejected: no answer to /health" in text
     assert "by least_ttft; knowledge: 3 exact, 1 approximate" in text
     assert "asked again elsewhere: 1 EngineLostError" in text
 
