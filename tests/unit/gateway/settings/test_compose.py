@@ -19,6 +19,7 @@ from gateway.accounts.gauges import (
     IndexGauges,
     MemoGauges,
     ReplicaGauges,
+    RoutingGauges,
     StoreGauges,
     TierGauges,
 )
@@ -178,7 +179,19 @@ def exposed_metrics() -> set[str]:
         store_events=events,
         index=IndexGauges(blocks=0, used_bytes=0, capacity_bytes=0),
         memo=MemoGauges(tokens_from_memo=0, tokens_tokenized=0, used_bytes=0),
-        replicas={"a": ReplicaGauges(events=events)},
+        replicas={
+            "a": ReplicaGauges(
+                condition="ready", ejections=0, in_flight=0, waiting=0, kv_free=1.0, events=events
+            )
+        },
+        routing=RoutingGauges(
+            kind="least_ttft",
+            by_evidence={"exact": 1},
+            by_reason={"its turn": 1},
+            retries={"EngineLostError": 0},
+            joined=0,
+            recent=[],
+        ),
     )
     accounting = Accounting(["a"], model="m", version="0", block_size=32)
     metrics = Metrics(lambda: accounting.snapshot(gauges=gauges))
