@@ -471,7 +471,8 @@ def test_every_error_has_a_status_and_an_envelope_type():
             yield from all_below(below)
 
     kinds = list(all_below(GatewayError))
-    assert {kind.status for kind in kinds} == {400, 401, 404, 405, 408, 413, 429, 502, 503, 504}
+    expected = {400, 401, 403, 404, 405, 408, 409, 413, 429, 502, 503, 504}
+    assert {kind.status for kind in kinds} == expected
     assert all(kind.type for kind in kinds)
 
 
