@@ -23,8 +23,14 @@ that is stopped computes nothing."""
 class Replica:
     """One simulated engine without its HTTP. To be used on one event loop; close it at the end."""
 
-    def __init__(self, options: SimulationOptions, publisher: EventPublisher | None) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        options: SimulationOptions,
+        publisher: EventPublisher | None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`loop`: whose clock and timers it uses; None: the running one."""
+        self._loop = loop or asyncio.get_running_loop()
         self._speed = options.speed
         self._publisher = publisher
         self._log = EventLog(options.block_size, enabled=publisher is not None)

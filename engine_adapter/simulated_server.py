@@ -68,9 +68,9 @@ class SimulatedServer:
             response = _json({"detail": "Method Not Allowed"}, HTTPStatus.METHOD_NOT_ALLOWED)
             response.headers["allow"] = ", ".join(methods)
             return response
-        if request.path != "/simulate/fault":
-            await self._faults.meet()
         try:
+            if request.path != "/simulate/fault":
+                await self._faults.meet()
             return await handler(request)
         except RefusedError as error:
             return _json(error.body, error.status)

@@ -544,7 +544,7 @@ async def test_events_rebuild_what_is_cached(
 
 
 async def test_eviction_is_announced(open_engine: OpenEngine, new_prompt: NewPrompt) -> None:
-    """What others pushed out is resident no more, its tail first, and is computed again."""
+    """What others pushed out is resident no more, its tail first; what is left is still cached."""
     async with open_engine() as engine, following(engine) as follower:
         first = new_prompt(1000)
         await engine.complete(first, cache_salt="x")
@@ -554,9 +554,6 @@ async def test_eviction_is_announced(open_engine: OpenEngine, new_prompt: NewPro
         left = KV_BLOCKS - 1 - 3 * 103 - 1
         await until(lambda: follower.held(first, "x") == left)
         assert await engine.cached_tokens(first[: left * BLOCK + 1], cache_salt="x") == left * BLOCK
-        for _ in range(4):
-            await engine.complete(new_prompt(3300))
-        await until(lambda: follower.held(first, "x") == 0)
         assert follower.source.stats().blocks <= KV_BLOCKS
 
 
@@ -701,17 +698,6 @@ async def test_unknown_routes_have_their_own_shape(open_engine: OpenEngine) -> N
     async with open_engine() as engine:
         assert await engine.post("/nowhere", b"") == (404, {"detail": "Not Found"})
         assert await engine.post("/v1/models", b"") == (405, {"detail": "Method Not Allowed"})
-
-
-async def test_answers_end_where_the_context_does(
-    open_engine: OpenEngine, new_prompt: NewPrompt
-) -> None:
-    """More tokens may be asked for than fit."""
-    async with open_engine() as engine:
-        prompt = new_prompt(MAX_MODEL_LEN - 10)
-        answer = await engine.complete(prompt, max_tokens=100, ignore_eos=True)
-        assert answer["usage"]["total_tokens"] == MAX_MODEL_LEN
-        assert answer["choices"][0]["finish_reason"] == "length"
 
 
 async def test_priorities_are_accepted(open_engine: OpenEngine) -> None:
