@@ -23,8 +23,9 @@ TRUSTED = 8
 _FADING = 0.95
 """Weight of an observation after another one of its size has come."""
 _DOUBT = 0.02
-"""Weight of what was assumed before anything was observed."""
+"""Weight of the default rate beside one observation."""
 _ASSUMED_TOKENS = (256, 4096)
+"""Prompts of which it is assumed: where only short ones were seen, long ones are not free."""
 _MAX_SIZE = 32  # octaves of tokens
 _OUTLIER = 8.0
 """Observations that are off by more count as off by this."""
@@ -41,8 +42,6 @@ class PrefillModel:
         self._base = 0.0
         self._linear = DEFAULT_TOKEN_S
         self._quadratic = 0.0
-        for tokens in _ASSUMED_TOKENS:
-            self._add(tokens, attended(0, tokens), tokens * DEFAULT_TOKEN_S, _DOUBT)
 
     @property
     def observations(self) -> int:
@@ -53,13 +52,17 @@ class PrefillModel:
         """One request: `seconds` from its scheduling to its first token, without loads."""
         if num_tokens < 1 or context < 0 or not 0.0 < seconds < math.inf:
             return
+        expected = self.seconds(num_tokens, context)
         if self._observations >= TRUSTED:
-            expected = self.seconds(num_tokens, context)
             seconds = max(expected / _OUTLIER, min(expected * _OUTLIER, seconds))
-        self._add(num_tokens, attended(context, num_tokens), seconds, 1.0)
+        row = np.array([1.0, num_tokens, attended(context, num_tokens)])
+        weight = _weight(expected)
+        size = min(_MAX_SIZE, num_tokens.bit_length())
+        self._moments[size] = self._moments[size] * _FADING + weight * np.outer(row, row)
+        self._targets[size] = self._targets[size] * _FADING + weight * seconds * row
         self._observations += 1
         self._unfitted += 1
-        # A fit takes about 0.2 ms, so often only while little is known.
+        # A fit takes about 0.3 ms, so often only while little is known.
         if self._unfitted >= min(32, 1 + self._observations // 8):
             self._fit()
 
@@ -72,15 +75,19 @@ class PrefillModel:
         positions = num_tokens * (context + num_tokens / 2)
         return self._linear * num_tokens + self._quadratic * positions
 
-    def _add(self, num_tokens: int, positions: float, seconds: float, weight: float) -> None:
-        row = np.array([1.0, num_tokens, positions])
-        # Relative errors count, so that short prompts are as well known as long ones.
-        weight /= max(seconds, 1e-4) ** 2
-        size = min(_MAX_SIZE, num_tokens.bit_length())
-        self._moments[size] = self._moments[size] * _FADING + weight * np.outer(row, row)
-        self._targets[size] = self._targets[size] * _FADING + weight * seconds * row
-
     def _fit(self) -> None:
         self._unfitted = 0
-        fit = non_negative_fit(self._moments.sum(axis=0), self._targets.sum(axis=0))
-        self._base, self._linear, self._quadratic = fit.tolist()
+        moments, targets = self._moments.sum(axis=0), self._targets.sum(axis=0)
+        for tokens in _ASSUMED_TOKENS:
+            assumed = tokens * DEFAULT_TOKEN_S
+            row = np.array([1.0, tokens, attended(0, tokens)])
+            weight = _DOUBT * _weight(max(assumed, self.seconds(tokens, 0)))
+            moments += weight * np.outer(row, row)
+            targets += weight * assumed * row
+        self._base, self._linear, self._quadratic = non_negative_fit(moments, targets).tolist()
+
+
+def _weight(expected: float) -> float:
+    """Relative errors count, so that short prompts are as well known as long ones. Relative to
+    what was expected: if it were to what came out, slow ones would count too little."""
+    return 1.0 / max(expected, 1e-5) ** 2
