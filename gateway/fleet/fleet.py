@@ -89,6 +89,8 @@ class Fleet:
         self._clock = clock
         self._prior = FleetPrior()
         self._replicas: dict[str, Replica] = {}
+        self._wanted: dict[str, EngineConfig] = {}
+        """By the last list that was applied."""
         self._leaving: dict[str, float] = {}
         """Replicas that are drained to be dropped, and when that is done at the latest."""
         self._background = Background()
@@ -165,15 +167,18 @@ class Fleet:
 
     async def apply(self, engines: Sequence[EngineConfig]) -> None:
         """The fleet is this from now on: new replicas are added, missing ones drained and dropped,
-        changed ones replaced. What cannot be taken is logged and left out."""
-        wanted = {engine.id: engine for engine in engines}
+        changed ones replaced when their answers have ended. What cannot be taken is logged and
+        left out."""
+        self._wanted = {engine.id: engine for engine in engines}
         for replica in self.replicas:
-            engine = wanted.get(replica.id)
-            if engine is None:
+            if self._wanted.get(replica.id) != replica.config:
                 await self.remove(replica.id)
-            elif engine != replica.config:
-                await self.remove(replica.id, force=True)
-        for engine in wanted.values():
+            elif replica.id in self._leaving:
+                self.undrain(replica.id)
+        await self._add_missing()
+
+    async def _add_missing(self) -> None:
+        for engine in list(self._wanted.values()):
             if engine.id not in self._replicas:
                 try:
                     await self.add(engine)
@@ -255,6 +260,8 @@ class Fleet:
             replica = self._replicas.get(engine_id)
             if replica is None or not replica.places.running or self._clock() >= ends:
                 await self._drop(engine_id, "removed")
+                if engine_id in self._wanted:  # another one under the same id
+                    await self._add_missing()
 
     async def _drop(self, engine_id: str, reason: str) -> None:
         self._leaving.pop(engine_id, None)
