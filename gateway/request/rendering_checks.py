@@ -83,7 +83,8 @@ class RenderingChecks:
 
     def _judge(self, replica: str, block_hash: BlockHash) -> None:
         del self._timers[replica]
-        progress = self._announcements[replica].progress()
+        announcements = self._announcements.get(replica)  # None: removed meanwhile
+        progress = None if announcements is None else announcements.progress()
         if progress is None or progress == self._progress.get(replica, 0):
             return  # of a silent stream nothing can be said
         confirmed = self._history.was_resident(block_hash)
