@@ -21,6 +21,7 @@ WINDOW_BYTES = 4 * 1024**2
 MAX_TAIL_BYTES = 64 * 1024
 _SCRATCH_BYTES = 4096
 _CRLF = b"\r\n"
+_CLOSED = "the server closed the connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ async def fetch(
     `connection`: of redis-py, connected. One on which this ended early is closed, and nothing is
     written into the buffers any more. Raises RedisConnectionError."""
     transport = connection._writer.transport
+    if transport.is_closing():
+        raise RedisConnectionError(_CLOSED)
     former = transport.get_protocol()
     replies = _Replies(transport, keys, into, landed, former)
     _switch(transport, replies)
@@ -61,7 +64,10 @@ async def fetch(
         transport.abort()
         await connection.disconnect(nowait=True)
         raise
-    _switch(transport, former)
+    if transport.is_closing():  # right after its last answer
+        await connection.disconnect(nowait=True)
+    else:
+        _switch(transport, former)
 
 
 def _switch(transport: Any, protocol: asyncio.BaseProtocol) -> None:
@@ -129,10 +135,10 @@ class _Replies(asyncio.BufferedProtocol):
             self._fail(error)
 
     def eof_received(self) -> None:
-        self._fail(RedisConnectionError("the server closed the connection"))
+        self._fail(RedisConnectionError(_CLOSED))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(RedisConnectionError(str(exc or "the server closed the connection")))
+        self._fail(RedisConnectionError(str(exc or _CLOSED)))
         self._former.connection_lost(exc)
 
     def let_go(self) -> None:

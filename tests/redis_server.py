@@ -166,8 +166,9 @@ class RedisCluster:
 
 
 def _free_port_pair() -> int:
-    """A free port whose cluster bus, 10,000 above it, is free as well."""
-    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+    """A free port whose cluster bus, 10,000 above it, is free as well; below those that the system
+    gives to clients, which may take it at any moment."""
+    for port in random.SystemRandom().sample(range(20_000, 22_700), 100):
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
             one.bind(("127.0.0.1", port))
             two.bind(("127.0.0.1", port + 10_000))

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from redis_server import RedisServer, installed_servers
+from slow_proxy import SlowProxy
 from waiting import in_background, spin_until
 
 from engine_adapter.event_subscriber import EventSubscriber
@@ -133,11 +134,18 @@ def reports_of(stack: Any) -> Iterator[Callable[[str], BlocksLoaded]]:
         thread.join()
 
 
+def disk_keys(folder: Path) -> dict[str, Any]:
+    return {"path": str(folder / "blocks"), "write": "on_save", "capacity": "2GiB"}
+
+
+def redis_keys(url: str) -> dict[str, Any]:
+    return {"url": url, "write": "on_save", "capacity": "2GiB", "timeout": 1.0}
+
+
 @pytest.fixture
 def on_disk(engine_stack: Any, tmp_path: Path) -> Iterator[Tiered]:
     """A store with a disk tier, empty at first."""
-    disk = {"path": str(tmp_path / "blocks"), "write": "on_save", "capacity": "2GiB"}
-    yield Tiered(engine_stack, "disk", disk=disk)
+    yield Tiered(engine_stack, "disk", disk=disk_keys(tmp_path))
     engine_stack.use_store()
 
 
@@ -149,24 +157,35 @@ def redis() -> Iterator[RedisServer]:
     server.close()
 
 
-@pytest.fixture
-def in_redis(engine_stack: Any, redis: RedisServer) -> Iterator[Tiered]:
-    """A store with a Redis tier, empty at first."""
-    keys = {"url": redis.url, "write": "on_save", "capacity": "2GiB", "timeout": 1.0}
-    yield Tiered(engine_stack, "redis", redis=keys)
-    engine_stack.use_store()
+def test_hits_on_disk_and_in_redis_equal_the_engines_own(
+    engine_stack: Any, redis: RedisServer, tmp_path: Path, new_prompt: NewPrompt
+) -> None:
+    """Prompts of all lengths, computed once. Then, after kill -9 of the store, with nothing but the
+    files left, and with nothing but a warm Redis."""
+    keys = {"disk": disk_keys(tmp_path), "redis": redis_keys(redis.url)}
+    try:
+        both = Tiered(engine_stack, "disk", **keys)
+        prompts = [new_prompt(n) for n in LENGTHS]
+        cold = [both.ask(prompt) for prompt in prompts]
+        device = [both.ask(prompt) for prompt in prompts]
+        with engine_stack.store() as store:
+            wanted = sum(n // BLOCK for n in LENGTHS)
+            spin_until(lambda: all(each.blocks >= wanted for each in store.stats().tiers))
+        for name, value in keys.items():
+            engine_stack.kill("store")
+            tiered = Tiered(engine_stack, name, **{name: value})
+            engine_stack.forget_device()
+            check_hits(tiered, prompts, cold, device)
+    finally:
+        engine_stack.use_store()
 
 
-def check_hits(tiered: Tiered, new_prompt: NewPrompt) -> None:
-    """Prompts of all lengths, after the store was killed and started again: tokens and logprobs
-    are those of the engine's own hit, all full blocks are delivered, and the reports say from
-    where."""
+def check_hits(
+    tiered: Tiered, prompts: Sequence[list[int]], cold: Sequence[Any], device: Sequence[Any]
+) -> None:
+    """Tokens and logprobs are those of the engine's own hit, all full blocks are delivered, and the
+    reports say from where."""
     stack = tiered.stack
-    prompts = [new_prompt(n) for n in LENGTHS]
-    cold = [tiered.ask(prompt) for prompt in prompts]
-    device = [tiered.ask(prompt) for prompt in prompts]
-    tiered.await_blocks(sum(n // BLOCK for n in LENGTHS))
-    tiered.restart_empty()
     with stack.store() as store, reports_of(stack) as report_of:
         for i, prompt in enumerate(prompts):
             name, expected = f"tiers-{tiered.name}-{i}", reusable(len(prompt))
@@ -192,16 +211,6 @@ def check_hits(tiered: Tiered, new_prompt: NewPrompt) -> None:
         report = report_of(name)
         assert report.num_tokens == reusable(LENGTHS[-1])
         assert report.disk_tokens == report.redis_tokens == 0
-
-
-def test_a_hit_on_disk_equals_the_engines_own_hit(on_disk: Tiered, new_prompt: NewPrompt) -> None:
-    """After kill -9 of the store, with nothing but the files left."""
-    check_hits(on_disk, new_prompt)
-
-
-def test_a_hit_in_redis_equals_the_engines_own_hit(in_redis: Tiered, new_prompt: NewPrompt) -> None:
-    """After kill -9 of the store, with nothing but a warm Redis left."""
-    check_hits(in_redis, new_prompt)
 
 
 def test_the_store_killed_in_the_middle_of_writes_serves_no_wrong_block(
@@ -307,24 +316,31 @@ def test_the_store_killed_while_it_reads_from_disk(on_disk: Tiered, new_prompt: 
 
 
 def test_redis_killed_while_blocks_come_from_it(
-    in_redis: Tiered, redis: RedisServer, new_prompt: NewPrompt
+    engine_stack: Any, redis: RedisServer, new_prompt: NewPrompt
 ) -> None:
     """The request computes what did not come and is right; without Redis requests go on."""
-    stack = in_redis.stack
-    prompt = new_prompt(2000)
-    in_redis.ask(prompt)
-    device = in_redis.ask(prompt)
-    in_redis.await_blocks(2000 // BLOCK)
-    in_redis.restart_empty()
-    with stack.store() as store:
-        wait = in_background(lambda: stack.complete(prompt, max_tokens=4))
-        spin_until(lambda: store.stats().leases > 0)
-        redis.kill()
-        assert wait().agrees_with(device)
-        assert tier(store, "redis").faults > 0
-        # What did not come is saved again, and hits go on without Redis.
-        computed = in_redis.ask(prompt)
-        assert computed.agrees_with(device)
-        spin_until(lambda: store.stats().blocks == 2000 // BLOCK)
-        stack.forget_device()
-        assert in_redis.ask(prompt).logprobs == computed.logprobs
+    proxy = SlowProxy(redis.port)
+    stack = engine_stack
+    try:
+        in_redis = Tiered(stack, "redis", redis=redis_keys(proxy.url))
+        prompt = new_prompt(1000)
+        in_redis.ask(prompt)
+        device = in_redis.ask(prompt)
+        in_redis.await_blocks(1000 // BLOCK)
+        in_redis.restart_empty()
+        proxy.bytes_per_s = 10e6  # else it is killed too late
+        with stack.store() as store:
+            wait = in_background(lambda: stack.complete(prompt, max_tokens=4))
+            spin_until(lambda: store.stats().leases > 0)
+            redis.kill()
+            assert wait().agrees_with(device)
+            assert tier(store, "redis").faults > 0
+            # What did not come is saved again, and hits go on without Redis.
+            computed = in_redis.ask(prompt)
+            assert computed.agrees_with(device)
+            spin_until(lambda: store.stats().blocks == 1000 // BLOCK)
+            stack.forget_device()
+            assert in_redis.ask(prompt).logprobs == computed.logprobs
+    finally:
+        proxy.close()
+        stack.use_store()

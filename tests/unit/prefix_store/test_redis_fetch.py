@@ -107,6 +107,13 @@ async def test_a_value_without_a_tail_lands() -> None:
         assert await fetched(client, 1) == ([Landed(b"")], [b"x" * ROOM])
 
 
+async def test_a_server_that_hangs_up_after_its_last_answer_is_no_fault() -> None:
+    """What was asked for is there; the next question gets another connection."""
+    async with connected(Script(bulk(b"x" * ROOM), 10**6, hangs_up=True)) as client:
+        assert await fetched(client, 1) == ([Landed(b"")], [b"x" * ROOM])
+        assert await client.ping()
+
+
 @pytest.mark.parametrize("cut", [1, 5, 6000, -1])
 async def test_a_connection_that_ends_in_the_middle_is_a_fault(cut: int) -> None:
     """In a line, in a value or before the last byte; what came whole before it has landed."""
