@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator
 
 from prefix_store.base import BlockHash
 from prefix_store.events import ExternalHash
 
+_SHARDS = 64
 _64_BITS = (1 << 64) - 1
 
 
@@ -21,10 +23,12 @@ def short_name(external: ExternalHash) -> int:
 class BlockNames:
     """The blocks that a holder has. An entry leaves with its last copy."""
 
-    __slots__ = ("_aliases", "_copies", "_hashes", "_num_aliases")
+    __slots__ = ("_aliases", "_copies", "_length", "_num_aliases", "_shards")
 
     def __init__(self) -> None:
-        self._hashes: dict[int, BlockHash] = {}
+        self._shards: tuple[dict[int, BlockHash], ...] = tuple({} for _ in range(_SHARDS))
+        """By the lowest bits of a name, for the reason that BlockTable has."""
+        self._length = 0
         self._copies: dict[int, int] = {}
         """Where there are several: vLLM does not merge equal blocks, and reports each copy as
         stored and as removed."""
@@ -34,23 +38,26 @@ class BlockNames:
 
     def __len__(self) -> int:
         """Names."""
-        return len(self._hashes)
+        return self._length
 
     @property
     def num_blocks(self) -> int:
         """Distinct blocks."""
-        return len(self._hashes) - self._num_aliases
+        return self._length - self._num_aliases
 
     def get(self, name: int) -> BlockHash | None:
-        return self._hashes.get(name)
+        return self._shards[name % _SHARDS].get(name)
 
-    def hashes(self) -> Iterable[BlockHash]:
-        """Of all blocks; those with several names come as often."""
-        return self._hashes.values()
+    def hashes(self) -> Iterator[BlockHash]:
+        """Of all blocks; those with several names come as often. Nothing may be changed
+        meanwhile."""
+        return (block_hash for _, block_hash in self.names())
 
     def add(self, name: int, block_hash: BlockHash, *, is_held: bool) -> None:
-        """A new name. `is_held`: the holder has the block already, under another one."""
-        self._hashes[name] = block_hash
+        """A name. `is_held`: the holder has the block already, under another one."""
+        shard = self._shards[name % _SHARDS]
+        self._length += name not in shard
+        shard[name] = block_hash
         if is_held:
             self._aliases[block_hash] = self._aliases.get(block_hash, 0) + 1
             self._num_aliases += 1
@@ -72,10 +79,11 @@ class BlockNames:
 
     def remove(self, name: int) -> BlockHash | None:
         """All copies of that name; the block that the holder has no more."""
-        block_hash = self._hashes.pop(name, None)
+        block_hash = self._shards[name % _SHARDS].pop(name, None)
         self._copies.pop(name, None)
         if block_hash is None:
             return None
+        self._length -= 1
         aliases = self._aliases.pop(block_hash, 0)
         if not aliases:
             return block_hash
@@ -86,4 +94,4 @@ class BlockNames:
 
     def names(self) -> Iterator[tuple[int, BlockHash]]:
         """All, with what they mean. Nothing may be changed meanwhile."""
-        return iter(self._hashes.items())
+        return itertools.chain.from_iterable(shard.items() for shard in self._shards)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from prefix_store.base import BlockHash
 from prefix_store.bit_masks import SharedMasks
+from prefix_store.block_table import BlockTable
 from prefix_store.holder_bits import ONCE_RESIDENT, HolderBits
 from prefix_store.leaf_queue import ENTRY_BYTES, KnownBlock, LeafQueue
 from prefix_store.match import Holder, Match, Medium, Stretch
@@ -50,7 +51,7 @@ class Residency:
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._blocks: dict[BlockHash, KnownBlock] = {}
+        self._blocks = BlockTable()
         """A hash is a chain: it names the whole path to its block, which one look-up finds."""
         self._leaves = LeafQueue()
         self._clock = 0
@@ -133,7 +134,7 @@ class Residency:
         if not bit:
             return
         if hashes is None:
-            blocks: Iterable[KnownBlock | None] = self._blocks.values()
+            blocks: Iterable[KnownBlock | None] = self._blocks
         else:
             blocks = map(self._blocks.get, hashes)
         for block in blocks if self._resident[holder] else ():
@@ -168,9 +169,9 @@ class Residency:
     def _known(self, hashes: Sequence[BlockHash]) -> list[KnownBlock]:
         """The longest run of `hashes`, from the first on, that is here."""
         found: list[KnownBlock] = []
-        get = self._blocks.get
+        shards = self._blocks.shards
         for block_hash in hashes:
-            block = get(block_hash)
+            block = shards[block_hash[0]].get(block_hash)
             if block is None:
                 break
             found.append(block)
@@ -209,19 +210,21 @@ class Residency:
         kept: list[BlockHash],
     ) -> int:
         """Blocks below `above`, with at least the bits `gained`. How many had them not before."""
-        blocks, time, added, is_new = self._blocks, self._clock, 0, False
+        shards, time, is_new = self._blocks.shards, self._clock, False
+        num_new = num_gained = 0
         gained = self._masks.shared(gained)
         for block_hash in hashes:
-            block = blocks.get(block_hash)
+            shard = shards[block_hash[0]]
+            block = shard.get(block_hash)
             if block is None:
                 parent = above.hash if above is not None else None
                 if above is not None and not is_new:
                     above.children += 1
                 # As if the next one were new too.
                 block = KnownBlock(block_hash, parent, gained, 1, time, False)
-                blocks[block_hash] = block
+                shard[block_hash] = block
                 is_new = True
-                added += 1
+                num_new += 1
             else:
                 if above is not None and is_new:  # two chains have met: hashes can collide
                     above.children = 0
@@ -229,13 +232,14 @@ class Residency:
                 is_new = False
                 if block.holders & gained != gained:
                     block.holders = self._masks.shared(block.holders | gained)
-                    added += 1
+                    num_gained += 1
             kept.append(block.hash)
             above = block
         if above is not None and is_new:
             above.children = 0
             self._leaves.add(above)
-        return added
+        self._blocks.count(num_new)
+        return num_new + num_gained
 
     def _remove(self, holder: Holder, bit: int, block: KnownBlock | None) -> None:
         if block is not None and block.holders & bit:
@@ -245,7 +249,7 @@ class Residency:
 
     def _evict(self) -> None:
         if self._masks.is_crowded(len(self._blocks)):
-            self._masks.keep(block.holders for block in self._blocks.values())
+            self._masks.keep(block.holders for block in self._blocks)
         while (excess := self._memory_bytes - self._capacity_bytes) > 0:
             block = self._leaves.pop()
             if block is None:
@@ -254,11 +258,11 @@ class Residency:
 
     def _evict_tail(self, block: KnownBlock, excess: int) -> None:
         """A leaf, and what above it would be next: most of an old prompt in one go."""
-        blocks, next_time = self._blocks, self._leaves.next_time
+        shards, next_time = self._blocks.shards, self._leaves.next_time
         mask, run = block.holders, 0
         bytes_each = _bytes_with(mask)
         while True:
-            del blocks[block.hash]
+            del shards[block.hash[0]][block.hash]
             if block.holders != mask:
                 self._count_evicted(mask, run)
                 mask, run = block.holders, 0
@@ -267,7 +271,7 @@ class Residency:
             excess -= bytes_each
             if block.parent is None:
                 break
-            above = blocks[block.parent]
+            above = shards[block.parent[0]][block.parent]
             above.children -= 1
             if above.children or above.queued:
                 break
@@ -279,6 +283,7 @@ class Residency:
 
     def _count_evicted(self, mask: int, count: int) -> None:
         """So many blocks with these holders are gone."""
+        self._blocks.count(-count)
         self._evicted += count
         if mask <= ONCE_RESIDENT:
             return

@@ -103,9 +103,9 @@ class FullResidencyMachine(RuleBasedStateMachine):
 
     @rule(path=many_paths)
     def see(self, path: Path) -> None:
-        before = {block.hash for block in self.residency._blocks.values()}
+        before = {block.hash for block in self.residency._blocks}
         self.residency.see(chain_of(path))
-        evicted = before - self.residency._blocks.keys()
+        evicted = before - {block.hash for block in self.residency._blocks}
         if evicted:  # others went first, and no more of them than had to
             assert self.residency.match(chain_of(path)).stretches[-1].end == len(path)
             stats = self.residency.stats()
@@ -131,9 +131,10 @@ class FullResidencyMachine(RuleBasedStateMachine):
     def parents_stay_and_counts_agree(self) -> None:
         """Whatever was evicted: no block is without its parent, every leaf can be evicted, each
         sum is that of the blocks."""
-        blocks = self.residency._blocks
+        blocks = {block.hash: block for block in self.residency._blocks}
         children = Counter(block.parent for block in blocks.values() if block.parent is not None)
         assert children.keys() <= blocks.keys()
+        assert len(self.residency._blocks) == len(blocks)
         assert all(block.children == children[block.hash] for block in blocks.values())
         assert all(block.queued for block in blocks.values() if not block.children)
         stats = self.residency.stats()
