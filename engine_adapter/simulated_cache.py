@@ -34,21 +34,24 @@ class BlockCache:
         """`removed` is told about every block that can be found no more."""
         self.num_blocks = num_blocks
         self._removed = removed
-        self._free: OrderedDict[Block, None] = OrderedDict(
-            (Block(), None) for _ in range(num_blocks)
-        )
+        self._free: OrderedDict[Block, None] = OrderedDict()
+        """Those that can be found, in the order in which they will be taken."""
+        self._blank: list[Block] = []
+        """Those that cannot; one is as good as the other."""
+        self._unmade = num_blocks
+        """Blocks that were never taken: they are made when they are."""
         self._found: dict[BlockHash, Block] = {}
         """Hash -> the oldest of its copies."""
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody uses, with or without a hash."""
-        return len(self._free)
+        return len(self._free) + len(self._blank) + self._unmade
 
     @property
     def usage(self) -> float:
         """Share of the blocks that have users."""
-        return 1.0 - len(self._free) / self.num_blocks
+        return 1.0 - self.num_free / self.num_blocks
 
     def find(self, hashes: Sequence[BlockHash], most: int) -> list[Block]:
         """The blocks of the longest known run from the start, at most so many."""
@@ -70,13 +73,20 @@ class BlockCache:
     def take(self, count: int) -> list[Block]:
         """So many free blocks, with one user each. What they held is forgotten. The caller has
         looked at num_free."""
-        blocks: list[Block] = []
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            self._forget(block)
+        blocks = [self._next() for _ in range(count)]
+        for block in blocks:
             block.users = 1
-            blocks.append(block)
         return blocks
+
+    def _next(self) -> Block:
+        if self._blank:
+            return self._blank.pop()
+        if self._unmade:
+            self._unmade -= 1
+            return Block()
+        block, _ = self._free.popitem(last=False)
+        self._forget(block)
+        return block
 
     def name(self, block: Block, block_hash: BlockHash) -> None:
         """The block is full and can be found from now on."""
@@ -92,18 +102,14 @@ class BlockCache:
     def release(self, blocks: Sequence[Block]) -> None:
         """One user less for each. Of a sequence's blocks the tail is taken first; those without a
         hash before all others."""
-        nameless: list[Block] = []
         for block in reversed(blocks):
             block.users -= 1
             if block.users:
                 continue
             if block.hash is None:
-                nameless.append(block)
+                self._blank.append(block)
             else:
                 self._free[block] = None
-        for block in reversed(nameless):
-            self._free[block] = None
-            self._free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
         """Forget everything; False, and nothing happens, while any block has users."""
@@ -112,6 +118,8 @@ class BlockCache:
         for block in self._free:
             block.hash = None
             block.copy = None
+        self._blank += self._free
+        self._free.clear()
         self._found.clear()
         return True
 

@@ -7,7 +7,7 @@ import asyncio
 from engine_adapter.simulated_options import SimulationOptions
 from engine_adapter.simulated_replica import Replica
 from engine_adapter.simulated_request import EngineRequest, Served
-from engine_adapter.simulated_sequence import Job, Sequence
+from engine_adapter.simulated_sequence import Job, Sequence, nobody
 from engine_adapter.simulated_words import Words, answer_to
 from prefix_store.hashing import TokenIds
 
@@ -45,6 +45,7 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         for sequence in self.sequences:
             self._replica.abort(sequence)
+            sequence.progressed = nobody  # no cycle is left for the garbage collector
 
     async def wait(self) -> bool:
         """Until there is something new to show; True: it is the last."""

@@ -30,7 +30,7 @@ class Job:
     """kv_cache_report_mode "full": reused blocks are announced again."""
 
 
-def _nobody(sequence: Sequence, now: float) -> None:
+def nobody(sequence: Sequence, now: float) -> None:
     """Nobody listens."""
 
 
@@ -50,7 +50,7 @@ class Sequence:
     """Of all full blocks of prompt and answer."""
     num_prompt: int
     num_answer: int
-    progressed: Callable[[Sequence, float], None] = _nobody
+    progressed: Callable[[Sequence, float], None] = nobody
     """Called after every step that brought it tokens."""
     num_generated: int = 0
     num_computed: int = 0
