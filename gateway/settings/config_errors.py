@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from gateway.settings.units import size
+from gateway.settings.user_error import UserError
 
 Location = tuple[str | int, ...]
 
@@ -31,6 +32,10 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
+
+
+class ConfigError(UserError):
+    """The configuration cannot be used. The message names each key to mend, one a line."""
 
 
 def explain(model: type[BaseModel], data: Any, mistake: ErrorDetails) -> tuple[Location, str]:

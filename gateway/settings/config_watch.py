@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gateway.settings.config_file import ConfigError, load_config
+from gateway.settings.file_stamp import FileStamp
 from policies.config import HeadstartConfig
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ConfigWatch:
         self._refuse = refuse
         self._poll_s = poll_s
         self._asked = asyncio.Event()
-        self._seen = self._stamp()
+        self._stamp = FileStamp(path)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until cancelled. SIGHUP is caught from here on, also where there is no file to watch;
@@ -49,22 +49,18 @@ class ConfigWatch:
             loop.remove_signal_handler(signal.SIGHUP)
 
     async def _wait(self) -> None:
-        """Until SIGHUP, or until the file has changed and has rested for one look: many writers
-        empty a file first, and half a file may be a valid one."""
-        last = self._seen
+        """Until SIGHUP, or until the file has changed."""
         while True:
             try:
                 async with asyncio.timeout(self._poll_s):
                     await self._asked.wait()
             except TimeoutError:
-                stamp = self._stamp()
-                if stamp == last and stamp != self._seen:
+                if self._stamp.changed():
                     break
-                last = stamp
             else:
                 self._asked.clear()
                 break
-        self._seen = self._stamp()
+        self._stamp.take()
 
     async def _reload(self) -> None:
         try:
@@ -78,13 +74,3 @@ class ConfigWatch:
             # The outermost boundary: the next file must still be seen.
             logger.exception("new settings could not be applied")
             await self._refuse(f"it could not be applied: {error}")
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """None while the file is away: editors replace files."""
-        if self._path is None:
-            return None
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return None
-        return (status.st_mtime_ns, status.st_size, status.st_ino)

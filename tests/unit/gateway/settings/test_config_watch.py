@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings.config_watch import ConfigWatch
+from gateway.settings.file_stamp import FileStamp
 from policies.config import HeadstartConfig
 
 POLL_S = 0.02
@@ -104,18 +105,18 @@ async def test_a_file_that_is_still_being_written_is_left_alone(
     taker = Taker()
     watch = ConfigWatch(file, taker.apply, taker.refuse, poll_s=POLL_S)
     looks = 0
-    stamp = watch._stamp
+    changed = FileStamp.changed
 
-    def writing() -> tuple[int, int, int] | None:
+    def writing(stamp: FileStamp) -> bool:
         nonlocal looks
         looks += 1
         if looks < 6:  # it changes before each look
             write(file, "# half\n" * looks)
         elif looks == 6:
             write(file, "listen: 127.0.0.1:333\n")
-        return stamp()
+        return changed(stamp)
 
-    monkeypatch.setattr(watch, "_stamp", writing)
+    monkeypatch.setattr(FileStamp, "changed", writing)
     async with watching(watch):
         await taker.until(listens=1)
     assert taker.listens == ["127.0.0.1:333"]
