@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -115,11 +116,18 @@ def _events_flags(engine: EngineConfig, paths: RuntimePaths) -> Sequence[str]:
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": paths.engine_events(engine),
+        "endpoint": _as_published(engine, paths.engine_events(engine)),
         "replay_endpoint": paths.engine_replay(engine),
         "topic": EVENTS_TOPIC,
     }
     return ("--kv-events-config", json.dumps(events))
+
+
+def _as_published(engine: EngineConfig, endpoint: str) -> str:
+    """vLLM connects to `tcp://HOST:PORT`; where it is to bind, it has to be told `tcp://*:PORT`."""
+    if engine.events_bind == "engine":
+        return re.sub(r"^tcp://.+:", "tcp://*:", endpoint)
+    return endpoint
 
 
 def _connector_flags(

@@ -45,7 +45,7 @@ from gateway.web.listener import Listener
 from gateway.web.routes import Route
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
-from policies.fleet import DnsDiscovery, KubernetesDiscovery
+from policies.fleet import StaticDiscovery
 from prefix_store.residency import Residency
 from prefix_store.runtime_dir import RuntimePaths
 
@@ -190,9 +190,9 @@ class Gateway:
 def block_size_of(config: HeadstartConfig) -> int:
     """Tokens per block of the first model, whose blocks the stores hold."""
     discovery = config.fleet.discovery
-    if isinstance(discovery, DnsDiscovery | KubernetesDiscovery):
-        return discovery.engine.block_size
-    return config.engines[0].block_size
+    if isinstance(discovery, StaticDiscovery):
+        return config.engines[0].block_size
+    return discovery.engine.block_size
 
 
 def _store_probe(

@@ -11,7 +11,7 @@ from policies.admission import ADMIT_ALL, Admission
 from policies.base import GIB, MIB, Duration, Settings, Size
 from policies.engine import EngineConfig
 from policies.eviction import Eviction, LruEviction
-from policies.fleet import AdminConfig, FleetConfig, RemoteStoreConfig
+from policies.fleet import AdminConfig, FleetConfig, RemoteStoreConfig, StaticDiscovery
 from policies.loading import FasterThanRecomputeLoading, Loading
 from policies.retention import RetentionRule
 from policies.routing import LeastTtftRouting, Routing
@@ -225,22 +225,37 @@ class HeadstartConfig(Settings):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"more_models: the name {twice[0]!r} stands twice; names must differ")
-        stores = [store.id for store in self.remote_stores]
-        stores += [self.store.id] if self.store is not None else []
         for engine in self.engines:
-            self._check_engine(engine, set(names), set(stores))
+            self._check_engine(engine, f"engines: {engine.id}")
         return self
 
-    @staticmethod
-    def _check_engine(engine: EngineConfig, models: set[str], stores: set[str]) -> None:
+    @model_validator(mode="after")
+    def _engines_or_discovery(self) -> HeadstartConfig:
+        discovery = self.fleet.discovery
+        if isinstance(discovery, StaticDiscovery):
+            return self
+        if self.engines != (EngineConfig(),):
+            raise ValueError(
+                f"engines: not used with fleet.discovery.kind: {discovery.kind}; remove one of them"
+            )
+        self._check_engine(discovery.engine, "fleet.discovery.engine")
+        return self
+
+    def _check_engine(self, engine: EngineConfig, where: str) -> None:
+        mistake = self.mistake_in(engine)
+        if mistake is not None:
+            raise ValueError(f"{where}: {mistake}")
+
+    def mistake_in(self, engine: EngineConfig) -> str | None:
+        """What an engine names that is not in this configuration; None: nothing."""
+        models = sorted(model.name for model in self.models)
         if engine.model is not None and engine.model not in models:
-            raise ValueError(
-                f"engines: {engine.id}: the model {engine.model!r} is not among {sorted(models)}"
-            )
+            return f"the model {engine.model!r} is not among {models}"
+        stores = [store.id for store in self.remote_stores]
+        stores += [self.store.id] if self.store is not None else []
         if engine.store is not None and engine.store not in stores:
-            raise ValueError(
-                f"engines: {engine.id}: the store {engine.store!r} is not among {sorted(stores)}"
-            )
+            return f"the store {engine.store!r} is not among {sorted(stores)}"
+        return None
 
     @property
     def models(self) -> tuple[ModelConfig, ...]:

@@ -49,8 +49,11 @@ class EngineConfig(Settings):
     """False for an engine that publishes no KV events: what it holds is guessed from what was sent
     to it."""
     events: str | None = None
-    """ZMQ endpoint on which the engine publishes KV events. `ipc://...`: the engine binds, we
-    connect. `tcp://...`: vLLM connects, so we bind. Unset: ipc in the runtime directory."""
+    """ZMQ endpoint on which the engine publishes KV events. Unset: ipc in the runtime directory."""
+    events_bind: Literal["auto", "engine", "gateway"] = "auto"
+    """Who binds `events`; the other connects. `auto`: as vLLM does, the engine with `ipc://...` and
+    `tcp://*:PORT`, the gateway with `tcp://HOST:PORT`. `engine`: for an engine on another host,
+    which publishes on `tcp://*:PORT` and is reached at `tcp://HOST:PORT`."""
     events_replay: str | None = None
     """ZMQ endpoint of the engine's replay socket (the engine binds). Unset: ipc likewise."""
     block_size: int = Field(default=32, ge=1)
@@ -59,6 +62,11 @@ class EngineConfig(Settings):
     """KV memory of an engine that Headstart launches on a CPU (a GPU engine sizes its own)."""
     extra_args: tuple[str, ...] = ()
     """More arguments for vLLM, as they stand on its command line."""
+
+    @property
+    def publisher_binds(self) -> bool | None:
+        """Whether the engine binds the endpoint of its events; None: as vLLM's rule says."""
+        return None if self.events_bind == "auto" else self.events_bind == "engine"
 
     @field_validator("url")
     @classmethod

@@ -8,22 +8,33 @@ from pathlib import Path
 from engine_adapter.launcher import LaunchOptions, build_command, check_launch, exec_engine
 from engine_adapter.vllm_build import installed_build
 from gateway.cli.common import check_demo_model, config_of, model_dir_of, say
+from gateway.fleet.discovery.engine_list import read_engines
+from gateway.fleet.discovery.template import to_launch
 from gateway.model.fetch import demo_model_dir
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
+from policies.fleet import DnsDiscovery, FileDiscovery, KubernetesDiscovery
 from prefix_store.runtime_dir import RuntimePaths
 
 
 def choose_engine(config: HeadstartConfig, wanted: str | None) -> EngineConfig:
-    """The engine with this id; the first one when none is named."""
-    if wanted is None:
-        return config.engines[0]
-    for engine in config.engines:
+    """The engine with this id; the first one when none is named. Of replicas that are discovered
+    by their address, one as the gateway expects it."""
+    engines, listed_in = config.engines, "the configuration"
+    match config.fleet.discovery:
+        case DnsDiscovery() | KubernetesDiscovery() as discovery:
+            return to_launch(discovery.engine, discovery.port, wanted)
+        case FileDiscovery() as discovery:
+            listed_in = discovery.path
+            engines = read_engines(Path(discovery.path).expanduser(), config, discovery.engine)
+    if wanted is None and engines:
+        return engines[0]
+    for engine in engines:
         if engine.id == wanted:
             return engine
-    ids = ", ".join(engine.id for engine in config.engines)
-    raise UserError(f"no engine has the id {wanted!r}; the configuration lists: {ids}")
+    ids = ", ".join(engine.id for engine in engines)
+    raise UserError(f"no engine has the id {wanted!r}; {listed_in} lists: {ids or 'none'}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ from gateway.settings.user_dirs import state_dir
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
+from policies.fleet import StaticDiscovery
 from prefix_store.runtime_dir import RuntimePaths
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,13 @@ class Parts:
 
 def parts_of(config: HeadstartConfig, *, with_store: bool, with_engine: bool) -> Parts:
     """Without engines in the configuration everything is ours; else only what is asked for."""
-    embedded = "engines" not in config.model_fields_set
+    discovered = not isinstance(config.fleet.discovery, StaticDiscovery)
+    embedded = "engines" not in config.model_fields_set and not discovered
+    if with_engine and discovered:
+        raise UserError(
+            "--with-engine: the replicas are discovered, none is listed; start each of them with "
+            "`headstart engine` or remove fleet.discovery"
+        )
     if with_store and config.store is None:
         raise UserError("--with-store: store is null in the configuration; remove that line")
     return Parts(

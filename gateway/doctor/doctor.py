@@ -12,6 +12,7 @@ from gateway.cli.common import check_demo_model, load_config_of, model_dir_of, s
 from gateway.doctor.engine import DOCTOR_SALT, EngineDoctor, probe_body
 from gateway.doctor.finding import Finding, Level, fail, ok
 from gateway.doctor.host import check_gateway, check_runtime_dir, check_store, check_tenants
+from gateway.doctor.replicas import find_replicas
 from gateway.doctor.tokens import check_events, check_rendering
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
@@ -45,7 +46,12 @@ async def examine(config: HeadstartConfig) -> AsyncIterator[Finding]:
     paths = RuntimePaths.of(config)
     yield check_runtime_dir(paths.root)
     yield check_tenants(config)
-    for engine in config.engines:
+    found = await find_replicas(config)
+    if found.finding is not None:
+        yield found.finding
+        # The store knows engines by the ids that they were started with.
+        config = config.model_copy(update={"engines": ()})
+    for engine in found.engines:
         async for finding in _examine_engine(config, engine, paths):
             yield finding
     for finding in await asyncio.to_thread(lambda: list(check_store(config, paths))):

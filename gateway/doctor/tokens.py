@@ -98,11 +98,18 @@ async def check_events(
     """The blocks of the prompt `tokens`, which `send` puts to the engine, are announced."""
     name = f"{engine.id} events flow"
     endpoint = paths.engine_events(engine)
-    if not binds(endpoint):
+    publisher_binds = engine.publisher_binds
+    if not (binds(endpoint) if publisher_binds is None else publisher_binds):
         await send
         return [warn(name, f"{endpoint} is bound by the gateway; see what `gateway` says")]
     heard = _Heard(wanted=tuple(tokens))
-    subscriber = EventSubscriber("doctor", endpoint, paths.engine_replay(engine), heard)
+    subscriber = EventSubscriber(
+        "doctor",
+        endpoint,
+        paths.engine_replay(engine),
+        heard,
+        publisher_binds=publisher_binds,
+    )
     task = asyncio.create_task(subscriber.run())
     try:
         await send

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 from engine_adapter.engine_client import EngineClient
@@ -187,8 +188,9 @@ class Fleet:
 
     async def follow(self, discovery: Discovery) -> None:
         """Be what is discovered, until cancelled."""
-        async for engines in discovery.lists():
-            await self.apply(engines)
+        async with aclosing(discovery.lists()) as lists:
+            async for engines in lists:
+                await self.apply(engines)
 
     def _find(self, engine_id: str) -> Replica:
         replica = self._replicas.get(engine_id)

@@ -194,7 +194,10 @@ class FollowedEvents:
             root_of=None if self._root_of is None else self._root_of(engine.id),
         )
         events, replay = self._paths.engine_events(engine), self._paths.engine_replay(engine)
-        return Followed(source, EventSubscriber(engine.id, events, replay, source))
+        subscriber = EventSubscriber(
+            engine.id, events, replay, source, publisher_binds=engine.publisher_binds
+        )
+        return Followed(source, subscriber)
 
     def _follow_remote(self, store: RemoteStoreConfig) -> Followed:
         return self._follow_store(store.id, store.events, store.events_replay)
