@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from engine_adapter.simulated_scheduler import Scheduler
+from engine_adapter.simulated_replica import Replica
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
-def metrics_text(scheduler: Scheduler, model: str, started_at: float) -> bytes:
-    """The exposition, in Prometheus' text format. `started_at`: of time.time()."""
+def metrics_text(replica: Replica, model: str, started_at: float) -> bytes:
+    """The exposition, in Prometheus' text format; what vLLM does not have is called `simulated:`.
+
+    `started_at`: of time.time().
+    """
+    scheduler = replica.scheduler
     counters = scheduler.counters
     labels = f'{{engine="0",model_name="{model}"}}'
     gauges = {
@@ -46,6 +50,10 @@ def metrics_text(scheduler: Scheduler, model: str, started_at: float) -> bytes:
         f"{float(counters.aborted)!r}",
         "# TYPE simulated:busy_seconds_total counter",
         f"simulated:busy_seconds_total{labels} {counters.busy_s!r}",
+        "# TYPE simulated:latest_step_seconds gauge",
+        f"simulated:latest_step_seconds{labels} {replica.latest_s!r}",
+        "# TYPE simulated:lost_seconds_total counter",
+        f"simulated:lost_seconds_total{labels} {replica.lost_s!r}",
         "",
     ]
     return "\n".join(lines).encode()

@@ -39,6 +39,10 @@ class Replica:
         """Real time at which the simulated clock showed 0."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_at = 0.0
+        self.latest_s = 0.0
+        """Real seconds by which a step ended late, at most so far."""
+        self.lost_s = 0.0
+        """Real seconds by which the clock was set back, so far."""
         self._halted_at: float | None = None
         """What the simulated clock shows while it stands still."""
 
@@ -90,8 +94,10 @@ class Replica:
         if due_at is None or self._halted_at is not None:
             return
         late_s = self._loop.time() - self._real(due_at)
+        self.latest_s = max(self.latest_s, late_s)
         if late_s > MAX_CATCH_UP_S:
             self._zero += late_s
+            self.lost_s += late_s
         self.scheduler.advance(self.clock_s)
 
     def _settle(self) -> None:

@@ -103,7 +103,7 @@ class SimulatedServer:
         return _json({"object": "list", "data": cards})
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:
-        text = metrics_text(self._replica.scheduler, self._options.model, self._started_at)
+        text = metrics_text(self._replica, self._options.model, self._started_at)
         return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
     async def _event_sources(self, _: web.BaseRequest) -> web.Response:

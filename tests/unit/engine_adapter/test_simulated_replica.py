@@ -84,6 +84,8 @@ def test_late_timers_make_nothing_longer() -> None:
     loop.run(late_s=0.03)
     assert sequence.finished_at == pytest.approx(20.0)
     assert loop.now == pytest.approx(110.03)
+    assert one.latest_s == pytest.approx(0.03)
+    assert one.lost_s == 0.0
 
 
 def test_a_process_that_was_stopped_has_computed_nothing() -> None:
@@ -97,6 +99,7 @@ def test_a_process_that_was_stopped_has_computed_nothing() -> None:
     loop.run()
     assert seen == list(range(1, 11))
     assert loop.now == pytest.approx(160.0 + 9 * 0.5)
+    assert one.lost_s == pytest.approx(59.5)
 
 
 def test_an_arrival_is_taken_into_account_with_the_step_after_it() -> None:
