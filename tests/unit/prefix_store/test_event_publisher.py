@@ -162,6 +162,24 @@ async def test_late_joiner_gets_a_snapshot(tmp_path: Path) -> None:
         assert publisher.stats().snapshots == 1
 
 
+async def test_without_a_snapshot_a_late_joiner_gets_what_is_left(tmp_path: Path) -> None:
+    """As from vLLM: the oldest batches are lost to it."""
+    endpoints = (f"ipc://{tmp_path}/e.sock", f"ipc://{tmp_path}/r.sock")
+    publisher = EventPublisher(*endpoints, snapshot=None, buffer_batches=2)
+    task = asyncio.create_task(publisher.run())
+    try:
+        for name in ("a", "b", "c"):
+            publisher.publish([stored(name)])
+        received = await replay(tmp_path, 0)
+        assert [each.sequence for each in received] == [1, 2]
+        assert publisher.stats().snapshots == 0
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        publisher.close()
+
+
 async def test_large_snapshot_comes_in_parts_that_look_like_history(tmp_path: Path) -> None:
     """No message is larger than it must be; the sequences ascend to the last one published."""
     resident: list[KVEvent] = [stored(str(i), BATCH_WEIGHT // 2) for i in range(9)]
