@@ -14,15 +14,15 @@ class TransferRate:
         self._seconds = 0.0
         self._latency_s: float | None = None
 
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        """One transfer."""
+    def observe(self, num_bytes: int, seconds: float, first_s: float | None = None) -> None:
+        """One transfer. `first_s`: until its first part was there; None: it came in one piece."""
         if num_bytes <= 0 or seconds <= 0.0:
             return
         self._bytes = self._bytes * FADING + num_bytes
         self._seconds = self._seconds * FADING + seconds
-        shortest = self._latency_s
+        wait_s, shortest_s = seconds if first_s is None else first_s, self._latency_s
         # A shorter wait counts at once, a longer one slowly.
-        self._latency_s = seconds if shortest is None else min(seconds, shortest * 1.1)
+        self._latency_s = wait_s if shortest_s is None else min(wait_s, shortest_s * 1.1)
 
     @property
     def known(self) -> bool:

@@ -204,9 +204,12 @@ class LowerTier:
         faults = self._backend.faults
         began = time.perf_counter()
         num_arrived = 0
+        first_s: float | None = None
 
         def note(blocks: Sequence[KeptBlock]) -> None:
-            nonlocal num_arrived
+            nonlocal num_arrived, first_s
+            if first_s is None:
+                first_s = time.perf_counter() - began
             num_arrived += len(blocks)
             self.counters.bytes_read += sum(block.record_bytes for block in blocks)
             if arrived is not None:
@@ -222,7 +225,7 @@ class LowerTier:
             self._index.release(held)
         self.read_at = self._clock()
         num_bytes = sum(len(view) for block, view in zip(blocks, into, strict=True) if block)
-        self.reads.observe(num_bytes, time.perf_counter() - began)
+        self.reads.observe(num_bytes, time.perf_counter() - began, first_s)
         if self.settings.shared and not (self.is_up and self._backend.faults == faults):
             return blocks
         for block_hash, block in zip(hashes, blocks, strict=True):

@@ -75,3 +75,11 @@ def test_a_rate_lies_between_the_slowest_and_the_fastest_transfer(
     rates = [num_bytes / seconds for num_bytes, seconds in transfers]
     rate = rate_of(*transfers).bytes_per_s
     assert min(rates) * 0.999 <= rate <= max(rates) * 1.001
+
+
+def test_latency_is_the_wait_for_the_first_part() -> None:
+    """A long run that comes block by block does not look like a slow answer."""
+    rate = TransferRate()
+    rate.observe(1_000_000, 1.0, first_s=0.01)
+    assert rate.latency_s == 0.01
+    assert rate.bytes_per_s == 1_000_000
