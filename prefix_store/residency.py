@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from prefix_store.base import BlockHash
 from prefix_store.bit_masks import SharedMasks
@@ -12,6 +11,7 @@ from prefix_store.block_table import BlockTable
 from prefix_store.holder_bits import ONCE_RESIDENT, HolderBits
 from prefix_store.leaf_queue import ENTRY_BYTES, KnownBlock, LeafQueue
 from prefix_store.match import Holder, Match, Medium, Stretch
+from prefix_store.residency_stats import ResidencyStats
 
 __all__ = ["Holder", "Match", "Medium", "Residency", "ResidencyStats", "Stretch"]
 
@@ -24,23 +24,6 @@ LINK_BYTES = 108
 
 _BLOCKS_PER_TICK = 16
 """Blocks that may come from events between two ticks of the clock: one number for all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencyStats:
-    """Counts since the start, and sizes now."""
-
-    nodes: int
-    """Blocks known: resident, resident once, or only asked for."""
-    resident_blocks: Mapping[Holder, int]
-    memory_bytes: int
-    """Upper bound, with the maps that events of its blocks need."""
-    capacity_bytes: int
-    evicted: int
-    evicted_resident: int
-    """Blocks forgotten although somebody has them: the index is too small to be exact."""
-    unplaced: int
-    """Blocks that a holder stored below a block which was forgotten here."""
 
 
 class Residency:
@@ -210,36 +193,52 @@ class Residency:
         kept: list[BlockHash],
     ) -> int:
         """Blocks below `above`, with at least the bits `gained`. How many had them not before."""
-        shards, time, is_new = self._blocks.shards, self._clock, False
-        num_new = num_gained = 0
-        gained = self._masks.shared(gained)
-        for block_hash in hashes:
-            shard = shards[block_hash[0]]
-            block = shard.get(block_hash)
+        shards, position, num_gained = self._blocks.shards, 0, 0
+        while position < len(hashes):
+            block_hash = hashes[position]
+            block = shards[block_hash[0]].get(block_hash)
             if block is None:
-                parent = above.hash if above is not None else None
-                if above is not None and not is_new:
-                    above.children += 1
-                # As if the next one were new too.
-                block = KnownBlock(block_hash, parent, gained, 1, time, False)
-                shard[block_hash] = block
-                is_new = True
-                num_new += 1
-            else:
-                if above is not None and is_new:  # two chains have met: hashes can collide
-                    above.children = 0
-                    self._leaves.add(above)
-                is_new = False
-                if block.holders & gained != gained:
-                    block.holders = self._masks.shared(block.holders | gained)
-                    num_gained += 1
+                num_new = self._append(above, hashes[position:], gained, kept)
+                position += num_new
+                num_gained += num_new
+                above = self._blocks.get(kept[-1])
+                continue
+            if block.holders & gained != gained:
+                block.holders = self._masks.shared(block.holders | gained)
+                num_gained += 1
             kept.append(block.hash)
             above = block
-        if above is not None and is_new:
+            position += 1
+        return num_gained
+
+    def _append(
+        self,
+        above: KnownBlock | None,
+        hashes: Sequence[BlockHash],
+        gained: int,
+        kept: list[BlockHash],
+    ) -> int:
+        """As many of them as are new, at least the first one. Usually all are: only where hashes
+        collide a chain runs into another one."""
+        shards, time, gained = self._blocks.shards, self._clock, self._masks.shared(gained)
+        parent = None
+        if above is not None:
+            parent = above.hash
+            above.children += 1
+        num_new = len(hashes)
+        for position, block_hash in enumerate(hashes):
+            # As if another one came below it.
+            block = KnownBlock(block_hash, parent, gained, 1, time, False)
+            if shards[block_hash[0]].setdefault(block_hash, block) is not block:
+                num_new = position
+                break
+            above, parent = block, block_hash
+        if above is not None:
             above.children = 0
             self._leaves.add(above)
         self._blocks.count(num_new)
-        return num_new + num_gained
+        kept.extend(hashes[:num_new])
+        return num_new
 
     def _remove(self, holder: Holder, bit: int, block: KnownBlock | None) -> None:
         if block is not None and block.holders & bit:

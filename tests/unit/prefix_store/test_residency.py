@@ -132,6 +132,22 @@ def test_blocks_below_a_forgotten_parent_are_counted_as_unplaced() -> None:
     assert residency.stats().unplaced == 2
 
 
+def test_hashes_that_collide_stay_evictable() -> None:
+    """Whoever forges a chain that runs into another one, or says a block twice, gets no memory that
+    is never given back."""
+    residency = Residency(MIB)
+    (one, two, three), (forged, more) = prompt(*"abc"), prompt("x", "y")
+    residency.store(DEVICE, None, [one, two])
+    residency.store(OTHER, None, [forged, two, three])
+    residency.store(DEVICE, None, [more, more])
+    assert residency.stats().resident_blocks == {DEVICE: 3, OTHER: 3}
+    assert residency.match([one, two, three]).by_holder == {DEVICE: 2}
+    residency.see(prompt(*"z" * 10_000))
+    residency.see(prompt(*"q" * 10_000))
+    assert residency.stats().resident_blocks == {DEVICE: 0, OTHER: 0}
+    assert residency.was_resident(forged) is residency.was_resident(more) is None
+
+
 def test_capacity_holds_and_forgets_what_was_used_longest_ago() -> None:
     """Recent prompts stay whole, old ones go from the tail, and lost residency is counted."""
     residency = Residency(MIB)
