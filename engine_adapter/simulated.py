@@ -13,6 +13,7 @@ depend on the prompt and the seed. Times that it reports are of the real clock.
     simulated_replica     the scheduler on the event loop's clock
     simulated_scheduler   queue, batch and preemption -> simulated_cache, simulated_timing
     simulated_limits      what bounds them
+    simulated_step        which tokens are computed together
     simulated_events      what the cache does, as KV events
     simulated_words       token ids without a tokenizer; simulated_tokenizer: with a model's
     simulated_faults      POST /simulate/fault

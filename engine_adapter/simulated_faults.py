@@ -2,6 +2,7 @@
 
 {"kind": "none"}                    all is well again
 {"kind": "hang"}                    connections are accepted, and then nothing happens
+{"kind": "stall"}                   /health and /metrics answer, but nothing is computed
 {"kind": "fail"}                    every request is answered with 500
 {"kind": "slow", "factor": 4}       every step takes so many times as long
 {"kind": "restart", "seconds": 2}   all connections break; after so many real seconds a new
@@ -18,7 +19,7 @@ from typing import Any
 from engine_adapter.simulated_replica import Replica
 from engine_adapter.simulated_request import RefusedError
 
-KINDS = ("none", "hang", "fail", "slow", "restart")
+KINDS = ("none", "hang", "stall", "fail", "slow", "restart")
 
 
 class Faults:
@@ -54,9 +55,11 @@ class Faults:
         self._replica.scheduler.slow_down(_number(body, "factor", 2.0) if kind == "slow" else 1.0)
         if kind == "hang":
             self._answers.clear()
-            self._replica.halt()
         else:
             self._answers.set()
+        if kind in ("hang", "stall"):
+            self._replica.halt()
+        else:
             self._replica.resume()
 
 

@@ -137,6 +137,24 @@ async def test_a_hanging_engine_accepts_and_says_nothing() -> None:
         await until(client.is_healthy)
 
 
+async def test_a_stalled_engine_looks_well_and_does_nothing() -> None:
+    """Its gauges answer, and stand still."""
+    async with one_engine() as (_, client):
+        await client.fault("stall")
+        waiting = asyncio.ensure_future(client.complete())
+
+        async def is_running() -> bool:
+            return (await client.gauges()).running == 1
+
+        await until(is_running)
+        before = await client.gauges()
+        await asyncio.sleep(0.05)
+        assert not (await client.gauges()).moved_since(before)
+        assert not waiting.done()
+        await client.fault("none")
+        await waiting
+
+
 async def test_a_failing_engine_answers_with_500() -> None:
     """In vLLM's envelope."""
     async with one_engine() as (_, client):
