@@ -22,6 +22,7 @@ from gateway.local.children import Child, Children, ChildSpec
 from gateway.local.local_http import HttpError, is_healthy, request
 from gateway.local.stack import Stack
 from policies.config import HeadstartConfig
+from policies.fleet import CoalescingConfig
 
 NUM_REPLICAS = 8
 READY_S = 60.0
@@ -140,8 +141,8 @@ async def running_fleet(plan: FleetPlan, directory: Path) -> AsyncIterator[Fleet
 
 
 def config_of(plan: FleetPlan, directory: Path) -> HeadstartConfig:
-    """Of the gateway. Times that a fleet is cared for in are real ones, so what would take up a
-    large part of an accelerated run is shorter than its default."""
+    """Of the gateway. Its times are real ones: what would be a large part of an accelerated run is
+    shorter than its default."""
     own, *ports = free_ports(1 + NUM_REPLICAS)
     engines = [
         {"id": f"engine-{i}", "url": f"http://127.0.0.1:{port}", "block_size": WIRE_BLOCK_TOKENS}
@@ -156,7 +157,10 @@ def config_of(plan: FleetPlan, directory: Path) -> HeadstartConfig:
             "routing": plan.routing,
             "fleet": {
                 "health": {"interval": 0.5, "slow_start": 0.0},
-                "coalescing": {"min_tokens": BLOCK_TOKENS // TOKENS_PER_WIRE_TOKEN},
+                "coalescing": {
+                    "min_tokens": BLOCK_TOKENS // TOKENS_PER_WIRE_TOKEN,
+                    "max_wait": CoalescingConfig().max_wait / plan.speed,
+                },
             },
             "limits": {
                 "max_concurrent_requests": 4096,
