@@ -12,6 +12,7 @@ from types import TracebackType
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.fleet.discovery.endpoint_slices import (
     Change,
@@ -32,6 +33,14 @@ GRACE_S = 10.0
 MAX_LIST_BYTES = 32 * 1024**2
 MAX_CHANGE_BYTES = 2 * 1024**2
 """An object of Kubernetes is smaller."""
+
+_FAILURES = (
+    aiohttp.ClientError,
+    HttpProcessingError,  # a line that is too long
+    OSError,
+    ValueError,
+    msgspec.DecodeError,
+)
 
 
 class ClusterError(Exception):
@@ -122,7 +131,7 @@ class ClusterApi:
                 await _check(response)
                 body = await _read(response, MAX_LIST_BYTES)
             return msgspec.json.decode(body, type=SliceList)
-        except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError) as error:
+        except _FAILURES as error:
             raise _failed(error) from error
 
     async def watch(self, version: str) -> AsyncGenerator[Change, None]:
@@ -139,7 +148,7 @@ class ClusterApi:
                 await _check(response)
                 while line := await response.content.readline():
                     yield _change(line)
-        except (aiohttp.ClientError, OSError, ValueError, msgspec.DecodeError) as error:
+        except _FAILURES as error:
             raise _failed(error) from error
 
     async def _get(
