@@ -9,7 +9,8 @@ depend on the prompt and the seed. Times that it reports are of the real clock.
 
     simulated_options     what an engine is like
     simulated_engine      one replica with all its parts, and its restarts
-    simulated_server      HTTP -> simulated_request -> simulated_generation -> simulated_answers
+    simulated_server      HTTP -> simulated_request -> simulated_jobs -> simulated_generation
+                          -> simulated_answers
     simulated_replica     the scheduler on the event loop's clock
     simulated_scheduler   queue, batch and preemption -> simulated_cache, simulated_timing
     simulated_limits      what bounds them

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_adapter.simulated_options import SimulationOptions
 from engine_adapter.simulated_replica import Replica
-from engine_adapter.simulated_request import EngineRequest, Served
 from engine_adapter.simulated_sequence import Job, Sequence, nobody
-from engine_adapter.simulated_words import Words, answer_to
-from prefix_store.hashing import TokenIds
 
 
 class Generation:
     """All sequences of one request: a context manager that aborts what is not complete."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        request: EngineRequest,
-        served: Served,
-        words: Words,
-        options: SimulationOptions,
-    ) -> None:
+    def __init__(self, replica: Replica, jobs: list[Job], *, streams: bool, chunk_s: float) -> None:
+        """`chunk_s`: simulated time between two pieces of a stream."""
         self._replica = replica
-        self._streams = request.stream
-        self._chunk_s = options.min_chunk_s * options.speed
+        self._jobs = jobs
+        self._streams = streams
+        self._chunk_s = chunk_s
         self._wake = asyncio.Event()
         self._shown_at = 0.0
         self._unfinished = 0
-        self._jobs = [
-            _job(request, prompt, copy, served, words, options)
-            for prompt in request.prompts
-            for copy in range(request.copies)
-        ]
         self.sequences: list[Sequence] = []
 
     def __enter__(self) -> Generation:
@@ -64,28 +50,3 @@ class Generation:
         ):
             self._shown_at = now
             self._wake.set()
-
-
-def _job(  # noqa: PLR0917 (one place puts it together)
-    request: EngineRequest,
-    prompt: TokenIds,
-    copy: int,
-    served: Served,
-    words: Words,
-    options: SimulationOptions,
-) -> Job:
-    answer = answer_to(prompt, 1, options.seed + copy, words.answer_ids)
-    room = served.max_model_len - prompt.size
-    count = request.max_tokens
-    if count is None:  # the answer ends by itself: any length up to twice the mean
-        count = min(room, 1 + int(answer[0]) % (2 * options.answer_tokens))
-    return Job(
-        prompt=prompt,
-        answer=answer_to(prompt, min(count, room), options.seed + copy, words.answer_ids),
-        salt=request.salt,
-        adapter=request.adapter,
-        adapter_number=served.adapter_number(request.adapter),
-        priority=request.priority,
-        streams=request.stream,
-        reports_reused=request.reports_reused,
-    )

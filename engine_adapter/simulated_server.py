@@ -13,6 +13,7 @@ from aiohttp import web
 from engine_adapter.simulated_answers import AnswerWriter
 from engine_adapter.simulated_faults import Faults
 from engine_adapter.simulated_generation import Generation
+from engine_adapter.simulated_jobs import JobMaker
 from engine_adapter.simulated_metrics import CONTENT_TYPE, metrics_text
 from engine_adapter.simulated_options import SimulationOptions
 from engine_adapter.simulated_replica import Replica
@@ -43,6 +44,7 @@ class SimulatedServer:
         self._words = words
         self._faults = faults
         self._served = Served(options.model, options.adapters, options.max_model_len)
+        self._maker = JobMaker(self._served, words, options.seed, options.answer_tokens)
         self._started_at = time.time()
         self._routes: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._health},
@@ -168,7 +170,9 @@ class SimulatedServer:
             stops_by_itself=wanted.max_tokens is None,
             request_id=request.headers.get("X-Request-Id"),
         )
-        with Generation(self._replica, wanted, self._served, self._words, options) as generation:
+        jobs = self._maker.jobs(wanted)
+        chunk_s = options.min_chunk_s * options.speed
+        with Generation(self._replica, jobs, streams=wanted.stream, chunk_s=chunk_s) as generation:
             if wanted.stream:
                 return await self._stream(request, writer, generation)
             while not await generation.wait():
