@@ -47,7 +47,4 @@ class Replica:
 
     def captured_blocks(self, match: Match | None) -> int:
         """Blocks of a prompt on the path to it: in its cache, or in a tier that it can load."""
-        if match is None:
-            return 0
-        found = match.by_holder
-        return max((found.get(holder, 0) for holder in self.holders), default=0)
+        return 0 if match is None else match.run_of(self.holders)
