@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-FLOOR_S = 0.005
+FLOOR_S = 0.001
 """Added to both sides of a ratio: below it clocks, networks and steps make the difference."""
 
 _MAX_STEP = 0.7

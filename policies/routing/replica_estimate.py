@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from policies.routing.correction import Correction
 from policies.routing.fleet_prior import FleetPrior
+from policies.routing.kv_room import KvRoom
 from policies.routing.prefill_model import TRUSTED
 from policies.routing.prefill_queue import PrefillQueue
 from policies.routing.work import Expected, Observed, Work
@@ -26,7 +27,7 @@ RUNNING_EXPIRY_S = 3600.0
 GAUGES_EXPIRY_S = 15.0
 """What the engine said of itself counts for so long."""
 
-_MIN_QUEUE_S = 0.02
+_MIN_QUEUE_S = 0.005
 """Queues expected to be shorter teach nothing: what is seen of them is the step under way."""
 _SAME_WORK = 0.25
 """By how much the delivered work may differ for its time to judge an expectation."""
@@ -65,7 +66,9 @@ class ReplicaEstimate:
         self._queue = PrefillQueue()
         self._others_running = 0
         self._others_waiting = 0
-        self._kv_free: float | None = None
+        self._tokens = 0
+        """Of the prompts of our requests."""
+        self._kv_room = KvRoom()
         self._polled = 0.0
 
     @property
@@ -81,7 +84,7 @@ class ReplicaEstimate:
     @property
     def kv_free(self) -> float | None:
         """Share of KV memory that no running request holds; None where the engine does not say."""
-        return self._kv_free
+        return self._kv_room.free(self._tokens)
 
     def expect(self, work: Work, now: float) -> Expected:
         """For a request that would be sent now."""
@@ -100,6 +103,7 @@ class ReplicaEstimate:
         queue_s = self._queue_s(now)
         parts_s = queue_s * self._interference.factor + self._load_s(work) + self._prefill_s(work)
         self._requests[key] = _Sent(work, queue_s, parts_s, now)
+        self._tokens += work.uncached_tokens + work.context_tokens
         added_s = self._prior.prefill.added_seconds(work.uncached_tokens, work.context_tokens)
         added_s *= self._speed.factor
         self._queue.add(key, added_s, now)
@@ -122,13 +126,14 @@ class ReplicaEstimate:
         others = max(0, running + waiting - len(self._requests))
         self._others_waiting = min(others, max(0, waiting - len(self._queue)))
         self._others_running = others - self._others_waiting
-        self._kv_free = kv_free
+        self._kv_room.polled(kv_free, self._tokens)
         self._polled = now
 
     def restarted(self) -> None:
         """A new incarnation: nothing is with it. How fast it is stays known."""
         self._requests.clear()
         self._queue.clear()
+        self._tokens = 0
         self._forget_gauges()
 
     def _queue_s(self, now: float) -> float:
@@ -170,6 +175,7 @@ class ReplicaEstimate:
         request = self._requests.pop(key, None)
         if request is not None:
             self._queue.remove(key, now)
+            self._tokens -= request.work.uncached_tokens + request.work.context_tokens
         return request
 
     def _forget(self, now: float) -> None:
@@ -187,7 +193,7 @@ class ReplicaEstimate:
 
     def _forget_gauges(self) -> None:
         self._others_running = self._others_waiting = 0
-        self._kv_free = None
+        self._kv_room.polled(None, 0)
 
 
 def _prefill_without_report(request: _Sent, observed: Observed) -> float | None:
