@@ -140,9 +140,9 @@ class EventSource:
     @property
     def is_whole(self) -> bool:
         """All that the source said it has is in the index."""
-        return not self._lost and not any(
-            self._num_forgotten(medium, names) for medium, names in self._names.items()
-        )
+        if self._lost or not self._residency.evicted_resident:
+            return not self._lost
+        return not any(self._num_forgotten(medium, names) for medium, names in self._names.items())
 
     def stats(self) -> SourceStats:
         return SourceStats(

@@ -19,8 +19,7 @@ BLOCK_BYTES = 188
 """Memory of one known block: itself, its hash, its entry in the table at its emptiest."""
 
 LINK_BYTES = 108
-"""Memory of one holder's having one block: what that holder calls it, in the map of its events
-(or when it was sent there)."""
+"""Memory of one holder's having one block: its name there, in the map of the holder's events."""
 
 _BLOCKS_PER_TICK = 16
 """Blocks that may come from events between two ticks of the clock: one number for all of them."""
@@ -65,6 +64,11 @@ class Residency:
     def num_resident(self, holder: Holder) -> int:
         """Blocks that `holder` has."""
         return self._resident.get(holder, 0)
+
+    @property
+    def evicted_resident(self) -> int:
+        """Blocks forgotten although somebody had them, since the start."""
+        return self._evicted_resident
 
     def see(self, hashes: Sequence[BlockHash]) -> Match:
         """Remember a prompt's blocks, and that they were used now; what was known before, from
@@ -116,9 +120,8 @@ class Residency:
         bit = self._bits.find(holder)
         if not bit:
             return
-        if hashes is None:
-            blocks: Iterable[KnownBlock | None] = self._blocks
-        else:
+        blocks: Iterable[KnownBlock | None] = self._blocks
+        if hashes is not None:
             blocks = map(self._blocks.get, hashes)
         for block in blocks if self._resident[holder] else ():
             self._remove(holder, bit, block)

@@ -50,10 +50,10 @@ class ReportSampler:
         self._clock = clock
         self._engines: dict[str, _Engine] = {}
 
-    def noticed(self, engine_id: str, predicted_tokens: int, delivered_tokens: int) -> None:
+    def noticed(self, engine_id: str, predicted_tokens: int, delivered_device_tokens: int) -> None:
         """An answer has ended: of its prompt so much was known to lie in the engine's own memory,
         and so much the engine reused from there (without what a store loaded)."""
-        if delivered_tokens > predicted_tokens:
+        if delivered_device_tokens > predicted_tokens:
             self._engine(engine_id).is_lacking = True
 
     def wants_full(self, engine_id: str) -> bool:
