@@ -69,7 +69,8 @@ class FileDiscovery(Settings):
     kind: Literal["file"] = "file"
     path: str = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
-    """What holds for all of them, as far as an entry does not say otherwise."""
+    """What holds for all of them, as far as an entry does not say otherwise. Its model is served
+    from the start, with its block_size."""
 
     @field_validator("engine")
     @classmethod

@@ -48,6 +48,7 @@ class FakeCluster:
         self.requests: list[web.Request] = []
         self.refusals: list[tuple[int, str]] = []
         """Answers to the next requests, each with a status and a message."""
+        self.forbids_watching = False
         self.is_broken = False
         """Every request fails, and nobody is told anything."""
         self.forgets = False
@@ -106,6 +107,8 @@ class FakeCluster:
             return _status(500, "etcd is away")
         if self.refusals:
             return _status(*self.refusals.pop(0))
+        if "watch" in request.query and self.forbids_watching:
+            return _status(403, "watching is forbidden")
         if "watch" in request.query:
             return await self._watch(request)
         metadata = {"resourceVersion": str(self._version)}

@@ -185,12 +185,14 @@ async def open_fleet(
     engines = [
         SimulatedEngine(
             SimulationOptions(
-                model=MODEL,
-                block_size=BLOCK_SIZE,
-                speed=2.0,
-                events=f"ipc://{root}/e{i}",
-                replay=f"ipc://{root}/p{i}",
-                **(options or {}),
+                **{
+                    "model": MODEL,
+                    "block_size": BLOCK_SIZE,
+                    "speed": 2.0,
+                    "events": f"ipc://{root}/e{i}",
+                    "replay": f"ipc://{root}/p{i}",
+                    **(options or {}),
+                }
             ),
             HashedWords(),
             host="127.0.0.1",

@@ -33,8 +33,9 @@ def choose_engine(config: HeadstartConfig, wanted: str | None) -> EngineConfig:
     for engine in engines:
         if engine.id == wanted:
             return engine
-    ids = ", ".join(engine.id for engine in engines)
-    raise UserError(f"no engine has the id {wanted!r}; {listed_in} lists: {ids or 'none'}")
+    ids = ", ".join(engine.id for engine in engines) or "none"
+    lacking = "there is no engine" if wanted is None else f"no engine has the id {wanted!r}"
+    raise UserError(f"{lacking}; {listed_in} lists: {ids}")
 
 
 def run(args: argparse.Namespace) -> int:

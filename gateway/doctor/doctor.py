@@ -49,14 +49,14 @@ async def examine(config: HeadstartConfig) -> AsyncIterator[Finding]:
     found = await find_replicas(config)
     if found.finding is not None:
         yield found.finding
-        # The store knows engines by the ids that they were started with.
-        config = config.model_copy(update={"engines": ()})
     for engine in found.engines:
         async for finding in _examine_engine(config, engine, paths):
             yield finding
-    for finding in await asyncio.to_thread(lambda: list(check_store(config, paths))):
+    # Of those that are discovered the store knows other ids: those that they were started with.
+    known = () if found.finding is not None else found.engines
+    for finding in await asyncio.to_thread(lambda: list(check_store(config, paths, known))):
         yield finding
-    yield await asyncio.to_thread(check_gateway, config)
+    yield await asyncio.to_thread(check_gateway, config, found.engines)
 
 
 async def _examine_engine(
@@ -71,7 +71,8 @@ async def _examine_engine(
     yield served
     if served.level is Level.FAIL:
         return  # every further request would only say the same
-    yield await asyncio.to_thread(doctor.announces_events)
+    if engine.report_events:
+        yield await asyncio.to_thread(doctor.announces_events)
     model_dir = await asyncio.to_thread(model_dir_of, config, engine)
     try:
         renderer = await asyncio.to_thread(
@@ -100,6 +101,11 @@ async def _probe(doctor: EngineDoctor, renderer: PromptRenderer) -> AsyncIterato
     prompt = await renderer.completion(body, routing_root(model, DOCTOR_SALT))
     tokens = [int(token) for token in prompt.token_ids]
     send = asyncio.ensure_future(asyncio.to_thread(lambda: list(doctor.reports_usage(body))))
+    if not engine.report_events:
+        for finding in await send:
+            yield finding
+        yield ok(f"{engine.id} events", "none, as configured: what it holds is guessed")
+        return
     events = await check_events(engine, doctor.paths, tokens, send)
     for finding in (*await send, *events):
         yield finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gateway.doctor.finding import Finding, fail, ok, warn
@@ -13,6 +13,7 @@ from gateway.local.local_http import HttpError, request
 from gateway.request.tenants import Tenants
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
+from policies.engine import EngineConfig
 from prefix_store.base import StoreError
 from prefix_store.client import StoreClient
 from prefix_store.protocol import StoreStats
@@ -62,8 +63,10 @@ def check_tenants(config: HeadstartConfig) -> Finding:
     return ok("tenants", f"{len(config.tenants)} with keys and salts of their own")
 
 
-def check_store(config: HeadstartConfig, paths: RuntimePaths) -> Iterator[Finding]:
-    """The store answers, and each engine's connector is connected to it."""
+def check_store(
+    config: HeadstartConfig, paths: RuntimePaths, engines: Sequence[EngineConfig]
+) -> Iterator[Finding]:
+    """The store answers, and the connectors of these engines are connected to it."""
     if config.store is None:
         yield ok("store", "none configured: only the engines' own caches are reused")
         return
@@ -80,7 +83,7 @@ def check_store(config: HeadstartConfig, paths: RuntimePaths) -> Iterator[Findin
     yield ok("store", f"{stats.store}: {used:.2f} of {size:.2f} GiB used, {stats.blocks} blocks")
     yield from check_tiers(config.store, stats.tiers)
     yield from check_policies(stats.policies)
-    for engine in config.engines:
+    for engine in engines:
         yield _connected(engine.id, stats)
 
 
@@ -98,8 +101,10 @@ def _connected(engine_id: str, stats: StoreStats) -> Finding:
     )
 
 
-def check_gateway(config: HeadstartConfig) -> Finding:
-    """A running gateway is ready and follows the events of all its engines."""
+def check_gateway(config: HeadstartConfig, engines: Sequence[EngineConfig]) -> Finding:
+    """A running gateway is ready and follows the events of all its engines; `engines` says which
+    of them have none."""
+    silent = {engine.id for engine in engines if not engine.report_events}
     url = f"http://{config.listen}"
     try:
         if request(f"{url}/readyz").status != 200:
@@ -108,7 +113,8 @@ def check_gateway(config: HeadstartConfig) -> Finding:
         lost = [
             engine
             for engine, replica in stats["replicas"].items()
-            if not (replica["state"].get("events") or {}).get("connected")
+            if engine not in silent
+            and not (replica["state"].get("events") or {}).get("connected")
         ]
     except (HttpError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, HttpError) and str(error).startswith("no answer"):
@@ -123,4 +129,5 @@ def check_gateway(config: HeadstartConfig) -> Finding:
     mismatches = stats["total"]["windows"]["since_start"]["rendering_mismatches"]
     if mismatches:
         return warn("gateway", f"{mismatches} prompts were rendered differently than by the engine")
-    return ok("gateway", f"ready at {url}, follows the events of {len(stats['replicas'])} engines")
+    count = len(stats["replicas"].keys() - silent)
+    return ok("gateway", f"ready at {url}, follows the events of {count} engines")

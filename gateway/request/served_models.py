@@ -15,7 +15,7 @@ from engine_adapter.adapters import AdapterError, adapter_digest
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig, ModelConfig
 from policies.engine import AdapterConfig, EngineConfig
-from policies.fleet import DnsDiscovery, FileDiscovery, KubernetesDiscovery
+from policies.fleet import StaticDiscovery
 from prefix_store.base import BlockHash
 from prefix_store.event_source import RootOf
 from prefix_store.hashing import routing_root
@@ -65,11 +65,11 @@ class ServedModels:
         discovered. Reads adapters: call it in a thread. Raises ServedModelsError."""
         served = cls(config.models, config.store.id if config.store is not None else None)
         discovery = config.fleet.discovery
-        if isinstance(discovery, DnsDiscovery | KubernetesDiscovery):
-            served._declare(discovery.engine, _digests(discovery.engine))
-        elif not isinstance(discovery, FileDiscovery):
+        if isinstance(discovery, StaticDiscovery):
             for engine in config.engines:
                 served._add(engine, _digests(engine))
+        else:
+            served._declare(discovery.engine, _digests(discovery.engine))
         return served
 
     @property

@@ -36,7 +36,7 @@ def read_engines(
         _with_template(engine, template)
         for engine in validated(_EngineList, {"engines": document.data}, document).engines
     ]
-    mistakes = list(_mistakes(engines, config, document))
+    mistakes = _mistakes(engines, config, template, document)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return tuple(engines)
@@ -48,7 +48,10 @@ def _with_template(engine: EngineConfig, template: EngineConfig) -> EngineConfig
 
 
 def _mistakes(
-    engines: Sequence[EngineConfig], config: HeadstartConfig, document: YamlDocument
+    engines: Sequence[EngineConfig],
+    config: HeadstartConfig,
+    template: EngineConfig,
+    document: YamlDocument,
 ) -> Sequence[str]:
     """What only shows when entries are compared to one another and to the configuration."""
     mistakes = []
@@ -56,6 +59,13 @@ def _mistakes(
     for index, engine in enumerate(engines):
         line = document.line_of(("engines", index, "id"))
         mistake = config.mistake_in(engine)
+        if engine.block_size != template.block_size and (
+            config.model_of(engine) is config.model_of(template)
+        ):
+            mistake = (
+                f"block_size is {engine.block_size}, but fleet.discovery.engine says "
+                f"{template.block_size}: it must be the same for all replicas of a model"
+            )
         if engine.id in first:
             mistake = f"stands twice (first in line {first[engine.id]}); ids must differ"
         if mistake is not None:

@@ -129,6 +129,22 @@ def test_engines_of_several_models_are_launched_each_with_its_own() -> None:
     assert transfer["kv_connector_extra_config"]["headstart.model"] == "large"
 
 
+@pytest.mark.parametrize(
+    ("events", "published"),
+    [
+        ("tcp://10.0.0.7:5557", "tcp://*:5557"),
+        ("tcp://[fd00::7]:5557", "tcp://*:5557"),
+        ("tcp://*:5557", "tcp://*:5557"),
+        ("ipc:///run/e.sock", "ipc:///run/e.sock"),
+    ],
+)
+def test_an_engine_that_is_to_bind_is_told_so_in_its_way(events: str, published: str) -> None:
+    """vLLM would connect to an endpoint with a host."""
+    engine = EngineConfig(events=events, events_bind="engine")
+    told = json.loads(value_of(command(engine), "--kv-events-config"))
+    assert told["endpoint"] == published
+
+
 def test_an_engine_without_events_publishes_none() -> None:
     """As configured."""
     assert "--kv-events-config" not in command(EngineConfig(report_events=False)).argv

@@ -55,3 +55,82 @@ def test_impossible_values_are_refused_with_their_path(data: object, path: str) 
         HeadstartConfig.model_validate(data)
     found = {".".join(str(part) for part in error["loc"]) for error in caught.value.errors()}
     assert path in found or path.replace(".vllm", "") in found
+
+
+EVENTS = {"events": "tcp://{ip}:5557", "events_replay": "tcp://{ip}:5558"}
+
+
+@pytest.mark.parametrize(
+    ("discovery", "reason"),
+    [
+        ({"kind": "dns", "name": "vllm"}, 'events is missing: write events: "tcp://{ip}:5557"'),
+        (
+            {"kind": "dns", "name": "vllm", "engine": {"events": "tcp://{ip}:1"}},
+            "events_replay is missing",
+        ),
+        (
+            {"kind": "dns", "name": "vllm", "engine": {**EVENTS, "events": "tcp://10.0.0.1:1"}},
+            "is the same place for all replicas",
+        ),
+        (
+            {"kind": "dns", "name": "vllm", "engine": {**EVENTS, "events": "tcp://{ip}:{port}"}},
+            "only {ip} can be filled in",
+        ),
+        (
+            {"kind": "dns", "name": "vllm", "engine": {**EVENTS, "events_bind": "gateway"}},
+            "events_bind: must be engine",
+        ),
+        (
+            {"kind": "dns", "name": "vllm", "engine": {**EVENTS, "url": "http://10.0.0.1:1"}},
+            "id and url come from the address",
+        ),
+        ({"kind": "file", "path": "x", "engine": {"id": "a"}}, "id and url stand in the file"),
+        (
+            {"kind": "dns", "name": "vllm", "engine": {**EVENTS, "model": "other"}},
+            "fleet.discovery.engine: the model 'other' is not among",
+        ),
+        (
+            {"kind": "kubernetes", "selector": "a=b", "engine": EVENTS, "port": "A port"},
+            "'A port' is neither a number up to 65535 nor the name of a port",
+        ),
+        (
+            {"kind": "kubernetes", "selector": "a=b", "engine": EVENTS, "namespace": "a/b"},
+            "'a/b' is not the name of a namespace",
+        ),
+        (
+            {"kind": "kubernetes", "selector": "a=b", "engine": EVENTS, "server": "api"},
+            "'api' is not an http(s) URL",
+        ),
+    ],
+)
+def test_a_discovery_that_cannot_work_is_refused(discovery: object, reason: str) -> None:
+    """Before it finds nothing and nobody knows why."""
+    with pytest.raises(ValidationError) as refused:
+        HeadstartConfig.model_validate({"fleet": {"discovery": discovery}})
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "discovery",
+    [
+        {"kind": "dns", "name": "vllm", "engine": EVENTS},
+        {"kind": "dns", "name": "vllm", "engine": {"report_events": False}},
+        {"kind": "file", "path": "replicas.yaml", "engine": {"block_size": 16}},
+        {"kind": "kubernetes", "selector": "a=b", "engine": EVENTS, "port": "http"},
+    ],
+)
+def test_a_discovery_survives_being_written_and_read_again(discovery: object) -> None:
+    """As it is handed to a store, with `engines` as they are by default."""
+    config = HeadstartConfig.model_validate({"fleet": {"discovery": discovery}})
+    assert HeadstartConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_replicas_are_listed_or_discovered() -> None:
+    """Both would leave open which count."""
+    discovery = {"kind": "file", "path": "replicas.yaml"}
+    with pytest.raises(
+        ValidationError, match=r"engines: not used with fleet\.discovery\.kind: file"
+    ):
+        HeadstartConfig.model_validate(
+            {"engines": [{"id": "a"}], "fleet": {"discovery": discovery}}
+        )

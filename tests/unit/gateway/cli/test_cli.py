@@ -165,6 +165,38 @@ def test_unknown_engine_id_lists_the_known_ones() -> None:
         choose_engine(two, "c")
 
 
+BY_DNS = """
+fleet:
+  discovery:
+    kind: dns
+    name: vllm
+    port: 9000
+    engine: {events: "tcp://{ip}:5557", events_replay: "tcp://{ip}:5558", block_size: 64}
+"""
+
+
+def test_an_engine_that_is_discovered_is_started_as_it_is_looked_for() -> None:
+    """One file serves the gateway and the hosts of its engines."""
+    engine = choose_engine(config(BY_DNS), "engine-7")
+    assert (engine.id, engine.url, engine.block_size) == ("engine-7", "http://0.0.0.0:9000", 64)
+    assert (engine.events, engine.events_replay) == ("tcp://*:5557", "tcp://*:5558")
+    assert choose_engine(config(BY_DNS), None).id == "engine-0"
+
+
+def test_an_engine_may_be_chosen_from_the_file_of_the_fleet(tmp_path: Path) -> None:
+    """As from `engines`."""
+    listed = tmp_path / "replicas.yaml"
+    listed.write_text("[{id: a}, {id: b, max_running: 3}]")
+    found = config(f"fleet: {{discovery: {{kind: file, path: {listed}}}}}")
+    assert choose_engine(found, None).id == "a"
+    assert choose_engine(found, "b").max_running == 3
+    with pytest.raises(UserError, match=r"no engine has the id 'c'; .*replicas\.yaml lists: a, b"):
+        choose_engine(found, "c")
+    listed.write_text("[]")
+    with pytest.raises(UserError, match="lists: none"):
+        choose_engine(found, None)
+
+
 def test_other_model_needs_a_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only the demo model is fetched by itself."""
     file = tmp_path / "c.yaml"
@@ -181,6 +213,8 @@ def test_other_model_needs_a_path(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("engines: [{id: a}]", False, False, False, False),
         ("engines: [{id: a}]", True, False, True, False),
         ("engines: [{id: a}]", False, True, False, True),
+        (BY_DNS, False, False, False, False),
+        (BY_DNS, True, False, True, False),
     ],
 )
 def test_serve_starts_what_is_not_configured_elsewhere(
@@ -189,6 +223,12 @@ def test_serve_starts_what_is_not_configured_elsewhere(
     """Without engines in the file everything is started; else only what is asked for."""
     parts = parts_of(config(text), with_store=with_store, with_engine=with_engine)
     assert (parts.store, parts.engines) == (store, engines)
+
+
+def test_engines_that_are_discovered_cannot_be_started() -> None:
+    """Which ones would that be?"""
+    with pytest.raises(UserError, match="--with-engine: the replicas are discovered"):
+        parts_of(config(BY_DNS), with_store=False, with_engine=True)
 
 
 def test_with_store_contradicts_a_configuration_without_store() -> None:

@@ -202,10 +202,10 @@ def test_runtime_directory_must_be_ours_alone(tmp_path: Path) -> None:
 def test_missing_store_is_reported_with_its_command(tmp_path: Path) -> None:
     """And a configuration without a store is fine."""
     paths = RuntimePaths(tmp_path)
-    [finding] = check_store(HeadstartConfig(), paths)
+    [finding] = check_store(HeadstartConfig(), paths, ())
     assert finding.level is Level.FAIL
     assert "headstart store" in finding.detail
-    [finding] = check_store(HeadstartConfig(store=None), paths)
+    [finding] = check_store(HeadstartConfig(store=None), paths, ())
     assert finding.level is Level.OK
 
 
@@ -221,7 +221,7 @@ def test_unreadable_key_file_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_gateway_that_does_not_run_is_a_warning() -> None:
     """The doctor also helps before the first start."""
-    finding = check_gateway(HeadstartConfig(listen="127.0.0.1:1"))
+    finding = check_gateway(HeadstartConfig(listen="127.0.0.1:1"), ())
     assert finding.level is Level.WARN
     assert "start it with `headstart serve`" in finding.detail
 
@@ -230,11 +230,17 @@ def test_gateway_without_events_is_a_failure(engine: StubEngine) -> None:
     """Its index would stay empty and every prediction wrong."""
     engine.answers |= {
         "/readyz": {},
-        "/cache/stats": {"replicas": {"engine-0": {"state": {"events": {"connected": False}}}}},
+        "/cache/stats": {
+            "replicas": {"engine-0": {"state": {"events": {"connected": False}}}},
+            "total": {"windows": {"since_start": {"rendering_mismatches": 0}}},
+        },
     }
-    finding = check_gateway(HeadstartConfig(listen=f"127.0.0.1:{engine.server_port}"))
+    config = HeadstartConfig(listen=f"127.0.0.1:{engine.server_port}")
+    finding = check_gateway(config, config.engines)
     assert finding.level is Level.FAIL
     assert "gets no KV events from engine-0" in finding.detail
+    finding = check_gateway(config, [EngineConfig(report_events=False)])
+    assert finding.level is Level.OK, "as configured"
 
 
 def test_command_ends_with_1_when_something_is_to_mend(
@@ -250,3 +256,40 @@ def test_command_ends_with_1_when_something_is_to_mend(
     out = capsys.readouterr().out
     assert "FAIL  engine-0 reachable: no healthy engine at http://127.0.0.1:1" in out
     assert "to mend" in out
+
+
+DISCOVERY = """
+runtime_dir: {root}
+listen: 127.0.0.1:1
+store: null
+fleet: {{discovery: {{kind: file, path: {root}/replicas.yaml, engine: {{report_events: false}}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("replicas", "line"),
+    [
+        ("- {id: a, url: 'http://127.0.0.1:1'}", "FAIL  a reachable: no healthy engine"),
+        ("- {id: a, url: 'http://127.0.0.1:1'}", "ok    discovery: 1 by file: a"),
+        ("[]", "warn  discovery: there are no replicas"),
+        ("- {id: a", "FAIL  discovery: {root}/replicas.yaml line 1: not valid YAML"),
+        (None, "FAIL  discovery: {root}/replicas.yaml: cannot be read"),
+    ],
+)
+def test_replicas_are_looked_for_as_the_gateway_does(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: str | None,
+    line: str,
+) -> None:
+    """What is found is examined; why nothing is found is said at once."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "c.yaml"
+    file.write_text(DISCOVERY.format(root=tmp_path))
+    if replicas is not None:
+        (tmp_path / "replicas.yaml").write_text(replicas)
+    main(["doctor", "--config", str(file)])
+    out = capsys.readouterr().out
+    assert line.replace("{root}", str(tmp_path)) in out
+    assert "engine-0" not in out, "that is not configured"

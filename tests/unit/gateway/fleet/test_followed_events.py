@@ -401,3 +401,28 @@ async def test_adapters_are_looked_up_per_engine(tmp_path: Path, known: bool) ->
             assert residency.match(chain(2)).by_holder == expected
     finally:
         await publisher.stop()
+
+
+@pytest.mark.parametrize("binds", ["engine", "gateway"])
+async def test_who_binds_may_be_said(tmp_path: Path, binds: str) -> None:
+    """An engine on another host publishes on all its addresses; vLLM's rule for ours would be that
+    it connects."""
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        port, replay_port = one.getsockname()[1], two.getsockname()[1]
+    endpoint, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
+    async with rig_in(tmp_path) as rig:
+        engine = rig.engine("e", events=endpoint, events_replay=replay, events_bind=binds)
+        if binds == "engine":
+            publisher = rig.publisher_at(f"tcp://*:{port}", f"tcp://*:{replay_port}")
+            rig.followed.add(engine)
+            await until(rig.connection_of("e"))
+            publisher.has(3)
+            await until(lambda: rig.run("e") == 3)
+        else:
+            rig.followed.add(engine)
+            with zmq.Context() as context, context.socket(zmq.PUB) as pub:
+                pub.connect(endpoint)
+                await until(rig.connection_of("e"))
+                pub.close(linger=0)

@@ -231,14 +231,14 @@ def test_what_engines_and_stores_say_of_an_adapter_is_found_under_each_of_its_na
 
 
 def test_what_will_be_discovered_is_known_before() -> None:
-    """A discovered fleet serves what its common description says, and `engines` does not count."""
-    described = engine(0, adapters={"sql": X}, block_size=16)
-    discovery = {"kind": "dns", "name": "vllm", "engine": described}
-    models = served_by(engine(7, model="large"), fleet={"discovery": discovery})
-    sql = models.find("sql")
-    assert sql is not None
-    assert sql.block_size == 16
-    assert models.names == ("small", "sql")
-    assert not models.serves("engine-0", "sql")
-    listed = {"kind": "file", "path": "replicas.yaml"}
-    assert served_by(engine(0), fleet={"discovery": listed}).names == ()
+    """A discovered fleet serves what its common description says, before the first replica."""
+    described = {**engine(0, adapters={"sql": X}, block_size=16), "report_events": False}
+    place = {"dns": {"name": "vllm"}, "file": {"path": "replicas.yaml"}}
+    for kind, keys in place.items():
+        discovery = {"kind": kind, "engine": described, **keys}
+        models = served_by({}, fleet={"discovery": discovery})
+        sql = models.find("sql")
+        assert sql is not None
+        assert sql.block_size == 16
+        assert models.names == ("small", "sql")
+        assert not models.serves("engine-0", "sql")

@@ -11,7 +11,7 @@ from discovered import Listener, until
 from gateway.fleet.discovery.engine_list import read_engines
 from gateway.fleet.discovery.file import FileDiscovery
 from gateway.settings.config_errors import ConfigError
-from gateway.settings.config_file import parse_config
+from gateway.settings.config_file import load_config, parse_config
 from policies import fleet
 from policies.config import HeadstartConfig, ModelConfig
 from policies.engine import EngineConfig
@@ -42,7 +42,9 @@ def discovery(path: Path) -> FileDiscovery:
 
 def test_entries_say_what_differs(path: Path) -> None:
     """The rest comes from the template, but for their places."""
-    path.write_text("- {id: a, url: http://a:1}\n- {id: b, url: http://b:1, block_size: 32}\n")
+    path.write_text(
+        "- {id: a, url: http://a:1}\n- {id: b, url: http://b:1, model: small, block_size: 32}\n"
+    )
     a, b = read_engines(path, CONFIG, TEMPLATE)
     assert (a.model, a.block_size, a.max_running) == ("large", 16, 32)
     assert (b.id, b.url, b.block_size, b.max_running) == ("b", "http://b:1", 32, 32)
@@ -82,6 +84,7 @@ def test_errors_are_those_of_the_configuration(path: Path, entry: str) -> None:
             "- id: a\n  model: huge\n",
             "engines: a: the model 'huge' is not among ['large', 'small']",
         ),
+        ("- id: a\n  block_size: 16\n", "block_size is 16, but fleet.discovery.engine says 32"),
         ("- id: a\n  store: s\n", "engines: a: the store 's' is not among ['store-0']"),
     ],
 )
@@ -123,3 +126,13 @@ async def test_each_wrong_file_is_said_once(path: Path, caplog: pytest.LogCaptur
         write(path, "- {id: b}")
         await listener.urls(2)
     assert len(caplog.messages) == 4
+
+
+def test_the_example_of_a_list_fits_the_example_that_names_it() -> None:
+    """Whoever copies both has a fleet."""
+    examples = Path(__file__).parents[5] / "examples"
+    config = load_config(examples / "fleet.yaml")
+    assert isinstance(config.fleet.discovery, fleet.FileDiscovery)
+    listed = examples / "fleet-replicas/replicas.yaml"
+    engines = read_engines(listed, config, config.fleet.discovery.engine)
+    assert {(each.block_size, each.publisher_binds) for each in engines} == {(16, True)}

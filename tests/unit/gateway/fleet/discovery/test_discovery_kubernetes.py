@@ -177,7 +177,7 @@ async def test_what_cannot_be_read_is_listed_again(line: bytes) -> None:
 
 
 async def test_who_may_not_is_told_which_role_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    """Once, though it is tried again; also where only watching is forbidden."""
+    """Once, though it is tried again."""
     async with FakeCluster().running() as cluster:
         cluster.put("a", [endpoint("10.0.0.1")])
         message = "endpointslices is forbidden"
@@ -187,6 +187,19 @@ async def test_who_may_not_is_told_which_role_is_missing(caplog: pytest.LogCaptu
             assert await listener.urls(1) == {"http://10.0.0.1:8000"}
             await until(lambda: listener.discovery.problem is None)
     assert caplog.text.count(message) == 1
+
+
+async def test_who_may_only_list_hears_of_changes_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Later than others, and is told once which role is missing."""
+    async with FakeCluster().running() as cluster:
+        cluster.put("a", [endpoint("10.0.0.1")])
+        cluster.forbids_watching = True
+        async with listening(cluster) as listener:
+            assert "watching is forbidden" in await listener.problem()
+            cluster.put("a", [endpoint("10.0.0.2")])
+            assert await listener.urls(2) == {"http://10.0.0.2:8000"}
+            await until(lambda: len(cluster.requests) > 8)
+    assert caplog.text.count("watching is forbidden") == 1
 
 
 async def test_tries_are_further_and_further_apart() -> None:
