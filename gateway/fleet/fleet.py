@@ -243,7 +243,10 @@ class Fleet:
         self._share(replica)
 
     def _share(self, replica: Replica) -> None:
-        share = replica.condition.share(self._clock())
+        alone = not any(
+            each.condition.accepts for each in self._replicas.values() if each is not replica
+        )
+        share = 1.0 if alone else replica.condition.share(self._clock())
         limit = math.ceil(replica.config.max_running * share)
         if limit != replica.places.limit:
             replica.places.set_limit(limit)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.fleet.ticket import Ticket
+from gateway.settings.key_file import read_keys
 from gateway.settings.user_dirs import state_dir
 from gateway.settings.user_error import UserError
 from gateway.web.errors import UnauthorizedError
@@ -23,10 +24,6 @@ from policies.config import HeadstartConfig
 
 DEFAULT_TENANT = "default"
 MIN_SECRET_BYTES = 16
-
-
-class TenantsError(UserError):
-    """A key file or the secret cannot be used; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +69,12 @@ class Tenants:
 
     @classmethod
     def load(cls, config: HeadstartConfig) -> Tenants:
-        """From the key files and the secret that the configuration names; raises TenantsError."""
+        """From the key files and the secret that the configuration names; raises UserError."""
         keys: dict[str, str] = {}
         for name, tenant in config.tenants.items():
-            for key in _read_keys(name, Path(tenant.key_file).expanduser()):
+            for key in read_keys(tenant.key_file, f"tenants.{name}.key_file"):
                 if keys.setdefault(key, name) != name:
-                    raise TenantsError(f"tenants {keys[key]} and {name} have an API key in common")
+                    raise UserError(f"tenants {keys[key]} and {name} have an API key in common")
         weights = {name: tenant.weight for name, tenant in config.tenants.items()}
         return cls(_load_secret(config), keys, weights)
 
@@ -98,18 +95,6 @@ def _key_hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _read_keys(tenant: str, path: Path) -> list[str]:
-    """Keys, one a line; empty lines and lines that begin with # are skipped."""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise TenantsError(f"tenants.{tenant}.key_file: {path} cannot be read: {error}") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise TenantsError(f"tenants.{tenant}.key_file: {path} holds no key")
-    return keys
-
-
 def _load_secret(config: HeadstartConfig) -> bytes:
     if config.salt_secret_file is None:
         return _own_secret(state_dir() / "salt-secret")
@@ -117,7 +102,7 @@ def _load_secret(config: HeadstartConfig) -> bytes:
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise TenantsError(f"salt_secret_file: {path} cannot be read: {error}") from error
+        raise UserError(f"salt_secret_file: {path} cannot be read: {error}") from error
     return _long_enough(secret, path)
 
 
@@ -129,7 +114,7 @@ def _own_secret(path: Path) -> bytes:
             _publish_secret(path)
         return _long_enough(path.read_bytes().strip(), path)
     except OSError as error:
-        raise TenantsError(f"the salt secret {path} cannot be made: {error}") from error
+        raise UserError(f"the salt secret {path} cannot be made: {error}") from error
 
 
 def _publish_secret(path: Path) -> None:
@@ -151,5 +136,5 @@ def _publish_secret(path: Path) -> None:
 
 def _long_enough(secret: bytes, path: Path) -> bytes:
     if len(secret) < MIN_SECRET_BYTES:
-        raise TenantsError(f"the salt secret {path} is too short: at least 16 bytes are needed")
+        raise UserError(f"the salt secret {path} is too short: at least 16 bytes are needed")
     return secret

@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from gateway.request.tenants import Tenants, TenantsError, derive_salt
+from gateway.request.tenants import Tenants, derive_salt
+from gateway.settings.user_error import UserError
 from gateway.web.errors import UnauthorizedError
 from policies.config import HeadstartConfig, TenantConfig
 
@@ -73,21 +74,21 @@ def test_others_are_refused(state, tmp_path, header):
 
 def test_a_key_belongs_to_one_tenant(state, tmp_path):
     """Otherwise the order of the file would decide."""
-    with pytest.raises(TenantsError, match="in common"):
+    with pytest.raises(UserError, match="in common"):
         Tenants.load(config_of(tmp_path, a="k1", b="k1"))
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n"])
 def test_a_key_file_without_keys_is_a_mistake(state, tmp_path, text):
     """The path is named."""
-    with pytest.raises(TenantsError, match=r"tenants\.a\.key_file"):
+    with pytest.raises(UserError, match=r"tenants\.a\.key_file"):
         Tenants.load(config_of(tmp_path, a=text))
 
 
 def test_a_missing_key_file_is_a_mistake(state):
     """One sentence, no traceback."""
     config = HeadstartConfig(tenants={"a": TenantConfig(key_file="/nonexistent/keys")})
-    with pytest.raises(TenantsError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         Tenants.load(config)
 
 
@@ -113,5 +114,5 @@ def test_short_secrets_are_refused(state, tmp_path):
     """They could be guessed."""
     file = tmp_path / "secret"
     file.write_bytes(b"short")
-    with pytest.raises(TenantsError, match="too short"):
+    with pytest.raises(UserError, match="too short"):
         Tenants.load(HeadstartConfig(salt_secret_file=str(file)))
