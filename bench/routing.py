@@ -7,6 +7,7 @@ block cache and real queues, whose computing takes as long as a formula says, at
 All times in the table are simulated seconds.
 
     python -m bench.routing --json routing.json --markdown routing.md
+    python -m bench.routing --model          # for who works on a policy: see bench/routing_model.py
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from rich.console import Console
 from bench.report import machine, write_json
 from bench.routing_client import OpenLoop, Outcome, Pace
 from bench.routing_fleet import NUM_REPLICAS, Fleet, FleetPlan, running_fleet
+from bench.routing_model import ModelFleet
 from bench.routing_reference import CAPACITY_SHARE, Reference, blocks_of_fleet, one_big_cache
-from bench.routing_result import Asked, Run, run_of
+from bench.routing_result import Asked, Reading, Run, run_of
 from bench.routing_table import LEGEND, machine_lines, markdown, title, verdicts
 from bench.routing_trace import SLICES, WIRE_BLOCK_TOKENS, Workload, load_workload
 from engine_adapter.simulated_timing import StepTiming
@@ -62,6 +64,10 @@ class Task:
         return str(self.routing["kind"])
 
     @property
+    def asked(self) -> Asked:
+        return Asked(self.workload.name, self.load, self.policy, self.pace.simulated)
+
+    @property
     def pace(self) -> Pace:
         simulated_s = self.reference.work_s / NUM_REPLICAS / self.load
         return Pace(self.workload.span_s / self.seconds, simulated_s / self.seconds)
@@ -80,8 +86,21 @@ class Task:
         )
 
 
+def model(task: Task) -> Run:
+    """One run in virtual time."""
+    fleet = ModelFleet(task.workload, task.plan, task.pace)
+    outcomes = fleet.run()
+    return run_of(task.asked, outcomes, NUM_REPLICAS, Reading(fleet.busy_s(), None))
+
+
+def measured(task: Task) -> Run:
+    """One run with processes of its own."""
+    with runtime_dir() as directory:
+        return uvloop.run(measure(task, directory))
+
+
 async def measure(task: Task, directory: Path) -> Run:
-    """One run, with processes of its own."""
+    """One run, whose sockets and logs lie in a directory."""
     async with running_fleet(task.plan, directory) as fleet:
         bodies = [
             each.http(fleet.url, fleet.model, explain=task.explain is not None)
@@ -98,8 +117,7 @@ async def measure(task: Task, directory: Path) -> Run:
         )
     if task.explain is not None:
         _explain(task, outcomes, task.explain)
-    asked = Asked(task.workload.name, task.load, task.policy, task.pace.simulated)
-    return run_of(asked, outcomes, NUM_REPLICAS, reading)
+    return run_of(task.asked, outcomes, NUM_REPLICAS, reading)
 
 
 async def _watched(fleet: Fleet, loop: OpenLoop) -> list[Outcome]:
@@ -132,12 +150,11 @@ def measure_all(
                 task = Task(
                     workload, reference, load, {"kind": policy}, args.seconds, explain
                 )  # fmt: skip
-                with runtime_dir() as directory:
-                    run = uvloop.run(measure(task, directory))
+                run = model(task) if args.model else measured(task)
                 say.print(
                     f"{title(run)}, {policy}: hit rate {run.late_hit_rate:.1%}, TTFT mean "
                     f"{run.late_ttft.mean_s:.2f} s, p99 {run.late_ttft.p99_s:.2f} s, "
-                    f"{run.lost} lost {'; '.join(run.harness.faults)}"
+                    f"{run.lost} lost {'; '.join(run.faults)}"
                 )
                 yield run, reference
 
@@ -169,13 +186,14 @@ def main() -> int:
         args.json,
         {
             "machine": machine(),
+            "is_model": args.model,
             "replicas": NUM_REPLICAS,
             "capacity_share": CAPACITY_SHARE,
             "timing": asdict(StepTiming()),
             "slices": [asdict(each) for each in SLICES],
             "seconds": args.seconds,
             "one_big_cache": {name: asdict(each) for name, each in references.items()},
-            "runs": [asdict(run) | {"faults": run.harness.faults} for run in runs],
+            "runs": [asdict(run) | {"faults": run.faults} for run in runs],
             "aims": verdicts(runs, references),
         },
     )
@@ -196,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--load", action="append", type=float, help="only this one, such as 0.65 (repeat)")
     add("--requests", type=int, help="of each slice (2400)")
     add("--seconds", type=float, default=SECONDS, help="that arrivals take, in real time (15)")
+    add("--model", action="store_true", help="in virtual time, without a gateway (minutes)")
     add("--json", metavar="FILE")
     add("--markdown", metavar="FILE", help="the table, for the documentation")
     add("--explain", metavar="FILE", help="a line for every request, with its routing decision")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.lean_client import LeanClient
-from bench.routing_trace import Workload
+from bench.routing_trace import Workload, sessions_of
 
 _HEADER = re.compile(rb"\r\n(x-headstart-replica|x-headstart-route): ([^\r]*)", re.IGNORECASE)
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -63,14 +63,10 @@ class OpenLoop:
 
     async def run(self) -> list[Outcome]:
         """All requests in the order of the trace."""
-        sessions: dict[str, list[int]] = {}
-        for index, request in enumerate(self._workload.requests):
-            # A request without a session is one of its own.
-            sessions.setdefault(request.session or f"#{index}", []).append(index)
         self._start = time.perf_counter()
         try:
             async with asyncio.timeout(self._limit_s), asyncio.TaskGroup() as tasks:
-                for indices in sessions.values():
+                for indices in sessions_of(self._workload):
                     tasks.create_task(self._session(indices))
         except TimeoutError:
             pass  # the missing ones are lost: below

@@ -26,6 +26,7 @@ from policies.fleet import CoalescingConfig
 
 NUM_REPLICAS = 8
 READY_S = 60.0
+HEALTH_INTERVAL_S = 0.5
 LAG_INTERVAL_S = 4.0
 PROBE_INTERVAL_S = 0.2
 
@@ -156,7 +157,7 @@ def config_of(plan: FleetPlan, directory: Path) -> HeadstartConfig:
             "store": None,
             "routing": plan.routing,
             "fleet": {
-                "health": {"interval": 0.5, "slow_start": 0.0},
+                "health": {"interval": HEALTH_INTERVAL_S, "slow_start": 0.0},
                 "coalescing": {
                     "min_tokens": BLOCK_TOKENS // TOKENS_PER_WIRE_TOKEN,
                     "max_wait": CoalescingConfig().max_wait / plan.speed,

@@ -104,7 +104,13 @@ class Run:
     """Busy time, likewise; None where the engines do not say."""
     took_s: float
     """Simulated seconds from the first request to the last answer."""
-    harness: Harness
+    harness: Harness | None
+    """None in virtual time."""
+
+    @property
+    def faults(self) -> list[str]:
+        """Why it is not valid; empty when it is."""
+        return self.harness.faults if self.harness is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class Reading:
 
     busy_s: Mapping[str, float]
     """Simulated seconds that each engine was busy; empty where they do not say."""
-    harness: Harness
+    harness: Harness | None
 
 
 def run_of(asked: Asked, outcomes: Sequence[Outcome], replicas: int, reading: Reading) -> Run:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from bench.routing_reference import Reference
-from bench.routing_result import Run
+from bench.routing_result import Harness, Run
 
 OURS = "least_ttft"
 PLAIN = "round_robin"
@@ -40,7 +40,7 @@ def cells(run: Run) -> list[str]:
         f"{run.computed_imbalance:.2f}",
         "-" if busy is None else f"{busy:.2f}",
         str(run.lost),
-        "NO" if run.harness.faults else "yes",
+        "NO" if run.faults else "yes",
     ]
 
 
@@ -75,10 +75,21 @@ def machine_lines(runs: Sequence[Run]) -> list[str]:
     """How busy the machine was, and which runs say nothing."""
     if not runs:
         return []
-    harness = [run.harness for run in runs]
+    lines = _busy_lines([run.harness for run in runs if run.harness is not None])
+    for run in runs:
+        if run.faults:
+            lines.append(f"NOT VALID: {title(run)}, {run.policy}: {'; '.join(run.faults)}")
+        if run.lost:
+            lines.append(f"LOST: {title(run)}, {run.policy}: {dict(run.losses)}")
+    return lines
+
+
+def _busy_lines(harness: Sequence[Harness]) -> list[str]:
+    if not harness:
+        return ["in virtual time, without a gateway: see bench/routing_model.py"]
     lags = [each.loop_lag_s for each in harness if each.loop_lag_s is not None]
     engines = [each.engines_late_p99_s for each in harness if each.engines_late_p99_s is not None]
-    lines = [
+    return [
         f"cores used, most of all runs: gateway {max(each.gateway_cpu for each in harness):.2f}, "
         f"engines {max(each.engines_cpu for each in harness):.2f}, "
         f"client {max(each.client_cpu for each in harness):.2f}",
@@ -87,13 +98,6 @@ def machine_lines(runs: Sequence[Run]) -> list[str]:
         f"gateway's event loop {max(lags, default=0.0) * 1e3:.1f}, "
         f"engines {max(engines, default=0.0) * 1e3:.1f} (p99)",
     ]
-    for run in runs:
-        if run.harness.faults:
-            faults = "; ".join(run.harness.faults)
-            lines.append(f"NOT VALID: {title(run)}, {run.policy}: {faults}")
-        if run.lost:
-            lines.append(f"LOST: {title(run)}, {run.policy}: {dict(run.losses)}")
-    return lines
 
 
 def verdicts(runs: Sequence[Run], references: Mapping[str, Reference]) -> list[str]:

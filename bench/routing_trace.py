@@ -141,6 +141,15 @@ def _pick(requests: list[TraceRequest], windows: tuple[float, ...], count: int) 
     return picked[:count]
 
 
+def sessions_of(workload: Workload) -> list[list[int]]:
+    """Numbers of the requests that wait for one another, session by session; a request without a
+    session is one of its own."""
+    sessions: dict[str, list[int]] = {}
+    for index, request in enumerate(workload.requests):
+        sessions.setdefault(request.session or f"#{index}", []).append(index)
+    return list(sessions.values())
+
+
 def spread_ticks(times_s: list[float]) -> list[float]:
     """Arrivals that carry the same time, spread evenly until the next one: the clock of one trace
     ticks every three seconds, and what came within a tick did not come at once."""
