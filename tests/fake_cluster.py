@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -60,16 +61,16 @@ class FakeCluster:
         """Nobody watches."""
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[FakeCluster]:
+    async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeCluster]:
         """Serve on a port of its own."""
         app = web.Application()
         app.router.add_get(PATH, self._answer)
         runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'http' if tls is None else 'https'}://{host}:{port}"
         try:
             yield self
         finally:

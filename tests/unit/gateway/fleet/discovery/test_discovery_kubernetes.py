@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import trustme
 from discovered import Listener, short_pause, until
 from fake_cluster import FakeCluster, endpoint, endpoint_slice
 
@@ -254,6 +256,23 @@ async def test_a_certificate_that_is_missing_is_named(tmp_path: Path) -> None:
     access = ClusterAccess("https://127.0.0.1:1", "models", None, tmp_path / "ca.crt")
     async with FakeCluster().running() as cluster, listening(cluster, access) as listener:
         assert await listener.problem() == f"{access.ca_file}: No such file or directory"
+
+
+async def test_the_server_is_known_by_the_authority_of_the_cluster(tmp_path: Path) -> None:
+    """Nobody else gets the token."""
+    authority, other, tls = trustme.CA(), trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    other.cert_pem.write_to_path(str(tmp_path / "other.crt"))
+    async with FakeCluster().running(tls) as cluster:
+        cluster.put("a", [endpoint("10.0.0.1")])
+        access = ClusterAccess(cluster.url, "models", None, tmp_path / "other.crt")
+        async with listening(cluster, access) as listener:
+            assert "certificate" in await listener.problem()
+        assert not cluster.requests
+        access = ClusterAccess(cluster.url, "models", None, tmp_path / "ca.crt")
+        async with listening(cluster, access) as listener:
+            assert await listener.urls(1) == {"http://10.0.0.1:8000"}
 
 
 def test_access_is_that_of_the_pod(tmp_path: Path) -> None:
