@@ -273,13 +273,15 @@ class Fleet:
         replica = self._replicas.pop(engine_id, None)
         if replica is None:
             return
-        await self._background.stop(f"health of {engine_id}")
         replica.places.evict_waiting()
         replica.losses.lose(reason)
         self._names.remove_replica(engine_id)
         self._accounts.remove_replica(engine_id)
-        await self._events.remove(engine_id)
-        await replica.client.close()
+        try:
+            await self._background.stop(f"health of {engine_id}")
+            await self._events.remove(engine_id)
+        finally:  # also when the fleet is closed at this moment
+            await replica.client.close()
         log.info("replica %s: %s", engine_id, reason)
 
 
