@@ -16,6 +16,7 @@ from engine_adapter.event_subscriber import EventSubscriber
 from engine_adapter.load_reports import LoadReports
 from prefix_store.base import BlockHash
 from prefix_store.event_source import EventSource
+from prefix_store.events import REPORT_SESSION
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.residency import Holder, Medium, Residency
 
@@ -183,6 +184,34 @@ async def test_late_subscriber_learns_the_same(engine_stack: Any, new_prompt: Ne
             await until(lambda: late.held(DEVICE, prompt) == late.held(MEMORY, prompt) == 15)
             assert late.residency.stats().resident_blocks == early.residency.stats().resident_blocks
             assert late.engine.stats() == early.engine.stats()
+
+
+async def test_report_of_reused_blocks_teaches_and_counts_no_copies(
+    engine_stack: Any, new_prompt: NewPrompt
+) -> None:
+    """A gateway that missed the first announcement learns it from one request in the full report
+    mode, under our session; however often that is said, one removal ends it."""
+    prompt = new_prompt(200)
+    report = {"session_id": REPORT_SESSION, "vllm_xargs": {"kv_cache_report_mode": "full", "a": 1}}
+    async with following(engine_stack) as follower:
+        await complete(engine_stack, prompt, max_tokens=2)
+        await until(lambda: follower.held(DEVICE, prompt) == 6)
+        follower.engine.clear()
+        await complete(engine_stack, prompt, max_tokens=2)
+        batches = follower.engine_events.state().batches
+        answer = await complete(engine_stack, prompt, max_tokens=2, **report)
+        assert answer.cached_tokens == 192
+        await until(lambda: follower.held(DEVICE, prompt) == 6)
+        assert follower.engine.learned == 6
+        for _ in range(3):
+            await complete(engine_stack, prompt, max_tokens=2, **report)
+        await until(lambda: follower.engine_events.state().batches >= batches + 4)
+        assert follower.engine.learned == 6
+        assert follower.engine_events.state().resyncs == 0
+        for _ in range(4):
+            await complete(engine_stack, new_prompt(3900), max_tokens=2)
+        await until(lambda: follower.held(DEVICE, prompt) == 0)
+        assert follower.residency.stats().resident_blocks[DEVICE] == follower.engine.stats().blocks
 
 
 async def test_load_reports_reach_their_request(engine_stack: Any, new_prompt: NewPrompt) -> None:
