@@ -26,6 +26,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from bench.overhead_runs import cpu_s
 from bench.report import machine, print_table, write_json
 from bench.soak_churn import Churn
 from bench.soak_fleet import SoakFleet, running_soak_fleet
@@ -49,11 +50,12 @@ class Soak:
     say: Console
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
+    gateway_cpu_s: float = 0.0
 
     async def run(self) -> None:
         """Until all requests were sent, or Ctrl-C."""
         loop = asyncio.get_running_loop()
-        began = time.perf_counter()
+        began, cpu_before_s = time.perf_counter(), cpu_s(self.fleet.gateway_pid)
         sending = asyncio.ensure_future(self.clients.run())
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, sending.cancel)
@@ -68,6 +70,7 @@ class Soak:
                 task.cancel()
             ended = await asyncio.gather(sending, *beside, return_exceptions=True)
             self.seconds = time.perf_counter() - began
+            self.gateway_cpu_s = cpu_s(self.fleet.gateway_pid) - cpu_before_s
         for each in ended:
             if isinstance(each, Exception):
                 raise each
@@ -125,7 +128,8 @@ def show(result: Soak, trend: Trend | None) -> None:
         f"{counts.requests:,} requests in {result.seconds:.0f} s: {counts.answered:,} answered, "
         f"{counts.left:,} left by their clients, {counts.wrong:,} wrong ones refused, "
         f"{counts.errors.total():,} errors {dict(counts.errors)}; "
-        f"{counts.requests / max(1e-9, result.seconds):,.0f} requests/s"
+        f"{counts.requests / max(1e-9, result.seconds):,.0f} requests/s, "
+        f"{result.gateway_cpu_s / max(1, counts.requests) * 1e6:.0f} us of the gateway's CPU each"
     )
     print(f"changes of the fleet: {dict(result.churn.counts)}")
     for line in judgement(result.samples, trend):
@@ -179,6 +183,7 @@ def as_json(result: Soak, trend: Trend | None) -> dict[str, Any]:
         "requests": counts.requests,
         "seconds": result.seconds,
         "requests_per_s": counts.requests / max(1e-9, result.seconds),
+        "gateway_cpu_s": result.gateway_cpu_s,
         "answered": counts.answered,
         "left": counts.left,
         "wrong": counts.wrong,
