@@ -40,7 +40,6 @@ from policies.routing import LeastTtftRouting
 
 POLICIES = ("round_robin", "least_loaded", "session_affinity", "prefix_affinity", "least_ttft")
 LOADS = (0.4, 0.65, 0.85)
-SECONDS = 15.0
 PATIENCE = 8.0
 """A run may take so many times as long as its arrivals: a fleet that cannot follow is late, and
 with it the later turns of its sessions."""
@@ -145,10 +144,11 @@ def measure_all(
             continue
         workload = load_workload(args.traces, chosen, args.requests)
         reference = one_big_cache(workload, blocks_of_fleet(workload), StepTiming())
+        seconds = args.seconds or chosen.seconds
         for load in args.load or LOADS:
             for policy in args.policy or POLICIES:
                 task = Task(
-                    workload, reference, load, {"kind": policy}, args.seconds, explain
+                    workload, reference, load, {"kind": policy}, seconds, explain
                 )  # fmt: skip
                 run = model(task) if args.model else measured(task)
                 say.print(
@@ -191,7 +191,6 @@ def main() -> int:
             "capacity_share": CAPACITY_SHARE,
             "timing": asdict(StepTiming()),
             "slices": [asdict(each) for each in SLICES],
-            "seconds": args.seconds,
             "one_big_cache": {name: asdict(each) for name, each in references.items()},
             "runs": [asdict(run) | {"faults": run.faults} for run in runs],
             "aims": verdicts(runs, references),
@@ -212,8 +211,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace", action="append", choices=traces, help="only this one (repeat)")
     add("--policy", action="append", choices=POLICIES, help="only this one (repeat)")
     add("--load", action="append", type=float, help="only this one, such as 0.65 (repeat)")
-    add("--requests", type=int, help="of each slice (2400)")
-    add("--seconds", type=float, default=SECONDS, help="that arrivals take, in real time (15)")
+    add("--requests", type=int, help="of each slice (1600 of agents, 2400 of the others)")
+    add("--seconds", type=float, help="that arrivals take, in real time (agents 20, others 15)")
     add("--model", action="store_true", help="in virtual time, without a gateway (minutes)")
     add("--json", metavar="FILE")
     add("--markdown", metavar="FILE", help="the table, for the documentation")

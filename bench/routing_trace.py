@@ -38,12 +38,15 @@ class Slice:
     """Where they begin, as shares of the trace's time; all are equally long."""
     num_requests: int
     """Of all windows together."""
+    seconds: float
+    """Real time in which its arrivals come. Agents get more: their answers take long and their
+    first tokens do not, so what HTTP adds would be a larger part of these."""
 
 
 SLICES = (
-    Slice("agent_sessions_a", (0.25, 0.4, 0.55, 0.7), 2400),
-    Slice("conversation", (0.25,), 2400),
-    Slice("synthetic", (0.25,), 2400),
+    Slice("agent_sessions_a", (0.3, 0.5, 0.7), 1600, 20.0),
+    Slice("conversation", (0.25,), 2400, 15.0),
+    Slice("synthetic", (0.25,), 2400, 15.0),
 )
 
 

@@ -16,7 +16,7 @@ from bench.routing_trace import (
 )
 from prefix_store.base import BlockHash
 
-BOTH = Slice("small", (0.0,), 100)
+BOTH = Slice("small", (0.0,), 100, 1.0)
 
 
 def workload(tmp_path: Path, *lines: dict[str, Any], chosen: Slice = BOTH) -> Workload:
@@ -77,7 +77,7 @@ def test_thinking_begins_when_the_answer_has_ended(tmp_path: Path) -> None:
 def test_windows_are_laid_over_one_another(tmp_path: Path) -> None:
     """A session that reaches into both is two sessions."""
     lines = [{"timestamp": 1000 * s, "session_id": "s", "hash_ids": [s]} for s in range(5)]
-    requests = workload(tmp_path, *lines, chosen=Slice("small", (0.0, 0.5), 4)).requests
+    requests = workload(tmp_path, *lines, chosen=Slice("small", (0.0, 0.5), 4, 1.0)).requests
     assert [request.at_s for request in requests] == [0.0, 0.0, 1.0, 1.0]
     assert len({request.session for request in requests}) == 2
 
