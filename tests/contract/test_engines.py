@@ -511,18 +511,18 @@ async def test_answers_are_cached_for_the_next_turn(
 ) -> None:
     """All tokens but the last, which was never computed."""
     async with open_engine() as engine:
-        prompt = new_prompt(60)
+        prompt = new_prompt(30)
         answer = await engine.complete(
-            prompt, max_tokens=70, return_token_ids=True, ignore_eos=True
+            prompt, max_tokens=36, return_token_ids=True, ignore_eos=True
         )
         tokens = prompt + answer["choices"][0]["token_ids"]
-        assert len(tokens) == 130
-        assert await engine.cached_tokens([*tokens, 5, 6]) == 128
-        again = await engine.complete(prompt, max_tokens=69, ignore_eos=True, cache_salt="s",
+        assert len(tokens) == 66
+        assert await engine.cached_tokens([*tokens, 5, 6]) == 64
+        again = await engine.complete(prompt, max_tokens=35, ignore_eos=True, cache_salt="s",
                                       return_token_ids=True)  # fmt: skip
-        tokens = prompt + again["choices"][0]["token_ids"][:68]
-        assert len(tokens) == 128
-        assert await engine.cached_tokens([*tokens, 5, 6], cache_salt="s") == 128
+        tokens = prompt + again["choices"][0]["token_ids"][:34]
+        assert len(tokens) == 64
+        assert await engine.cached_tokens([*tokens, 5, 6], cache_salt="s") == 64
 
 
 async def test_events_rebuild_what_is_cached(
@@ -577,6 +577,7 @@ async def test_full_report_announces_reused_blocks_again(
 ) -> None:
     """Only where the request asks for it."""
     async with open_engine() as engine, following(engine) as follower:
+        await engine.post("/reset_prefix_cache", b"")  # so that nothing has to go for it
         prompt = new_prompt(100)
         await engine.complete(prompt, max_tokens=1)
         await until(lambda: follower.held(prompt) == 3)
