@@ -149,8 +149,7 @@ async def test_engines_come_and_go_at_run_time(tmp_path: Path) -> None:
         second.has(5)
         rig.followed.add(two)
         await until(lambda: rig.run("two") == 5)
-        assert rig.is_exact("one")
-        assert rig.is_exact("two")
+        await until(lambda: rig.is_exact("one") and rig.is_exact("two"))
         await rig.followed.remove("one")
         assert rig.residency.match(chain(5)).by_holder == {Holder("two", Medium.DEVICE): 5}
         assert rig.residency.stats().resident_blocks.keys() == {Holder("two", Medium.DEVICE)}
@@ -175,8 +174,7 @@ async def test_engine_that_comes_back_is_learned_from_the_start(tmp_path: Path) 
         publisher.start()
         publisher.has(2)
         rig.followed.add(engine)
-        await until(lambda: rig.run("one") == 2)
-        assert rig.is_exact("one")
+        await until(lambda: rig.run("one") == 2 and rig.is_exact("one"))
 
 
 async def test_id_that_is_given_to_another_engine_inherits_nothing(tmp_path: Path) -> None:
@@ -299,7 +297,8 @@ async def test_what_a_cut_stream_told_is_not_believed_for_ever(tmp_path: Path) -
         await until(lambda: rig.run("one") == 3)
         rig.followed.tick(5.0)
         await publisher.stop()
-        await until(lambda: not rig.is_exact("one"))
+        connected = rig.connection_of("one")
+        await until(lambda: not connected())
         rig.followed.tick(6.0)
         rig.followed.tick(15.9)
         assert rig.run("one") == 3
