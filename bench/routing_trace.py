@@ -44,9 +44,9 @@ class Slice:
 
 
 SLICES = (
-    Slice("agent_sessions_a", (0.3, 0.5, 0.7), 1600, 20.0),
-    Slice("conversation", (0.25,), 2400, 15.0),
-    Slice("synthetic", (0.25,), 2400, 15.0),
+    Slice("agent_sessions_a", (0.3, 0.5, 0.7), 1600, 18.0),
+    Slice("conversation", (0.25,), 2400, 13.0),
+    Slice("synthetic", (0.25,), 2400, 13.0),
 )
 
 
