@@ -141,7 +141,9 @@ async def test_a_watch_that_ends_is_begun_again_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("how", ["an event", "an answer"])
-async def test_what_was_forgotten_is_listed_again(how: str) -> None:
+async def test_what_was_forgotten_is_listed_again(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """410: and that is no trouble to speak of."""
     async with FakeCluster().running() as cluster:
         cluster.put("a", [endpoint("10.0.0.1")])
@@ -155,6 +157,7 @@ async def test_what_was_forgotten_is_listed_again(how: str) -> None:
             cluster.write(None)
             assert await listener.urls(2) == set()
             assert listener.discovery.problem is None
+    assert "too old" not in caplog.text
 
 
 @pytest.mark.parametrize(
