@@ -113,8 +113,7 @@ def check_gateway(config: HeadstartConfig, engines: Sequence[EngineConfig]) -> F
         lost = [
             engine
             for engine, replica in stats["replicas"].items()
-            if engine not in silent
-            and not (replica["state"].get("events") or {}).get("connected")
+            if engine not in silent and not (replica["state"].get("events") or {}).get("connected")
         ]
     except (HttpError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, HttpError) and str(error).startswith("no answer"):
