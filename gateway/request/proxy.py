@@ -132,7 +132,9 @@ class Proxy:
         call.explain = wants_explanation(headers)
         with BodyShare(self._body_memory) as share:
             body, served = await self._read(exchange, api, call, share)
-            ticket = tenant.ticket(priority_of(body), deadline_of(headers), cost=body.num_bytes / _BYTES_PER_TOKEN)
+            ticket = tenant.ticket(
+                priority_of(body), deadline_of(headers), cost=body.num_bytes / _BYTES_PER_TOKEN
+            )
             async with self._places.place(ticket):
                 share.give_back()  # running requests are bounded by their places
                 call.prompt = await self._render(body, api, served, tenant)

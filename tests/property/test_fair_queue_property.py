@@ -162,7 +162,10 @@ def test_it_does_what_a_search_through_all_tickets_would_do(steps, capacity):
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.lists(st.integers(1, 500), min_size=20, max_size=20)),
+        st.tuples(
+            st.sampled_from([0.5, 1.0, 3.0]),
+            st.lists(st.integers(1, 500), min_size=20, max_size=20),
+        ),
         min_size=2,
         max_size=4,
     ),
