@@ -139,101 +139,6 @@ class Fleet:
             self._background.start(f"health of {engine.id}", self._check_of(replica).run)
         log.info("replica %s at %s", engine.id, engine.url)
 
-    async def remove(self, engine_id: str) -> None:
-        """Forget it and what it held."""
-
-    def restarted(self, engine_id: str) -> None:
-        """It is a new process, which holds nothing yet."""
-
-    def tick(self, now: float) -> None:
-        """Let go of what is too old; `now` of time.monotonic()."""
-
-
-class Accounts(Protocol):
-    """Who sums up per replica."""
-
-    def add_replica(self, replica: str) -> None:
-        """It may have requests from now on."""
-
-    def remove_replica(self, replica: str) -> None:
-        """It has none any more."""
-
-
-class Fleet:
-    """Its replicas change at run time. Everything happens on one event loop; `close` ends all."""
-
-    def __init__(
-        self,
-        config: HeadstartConfig,
-        names: Names,
-        events: Events,
-        accounts: Accounts,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config = config
-        self._names = names
-        self._events = events
-        self._accounts = accounts
-        self._clock = clock
-        self._prior = FleetPrior()
-        self._replicas: dict[str, Replica] = {}
-        self._wanted: dict[str, EngineConfig] = {}
-        """By the last list that was applied."""
-        self._leaving: dict[str, float] = {}
-        """Replicas that are drained to be dropped, and when that is done at the latest."""
-        self._background = Background()
-        self._background.start("fleet", self._tend)
-
-    async def close(self) -> None:
-        """Drop all replicas and whatever runs for them."""
-        await self._background.close()
-        for engine_id in list(self._replicas):
-            await self._drop(engine_id, "the gateway stops")
-
-    @property
-    def replicas(self) -> Sequence[Replica]:
-        """All of them, the drained ones too."""
-        return tuple(self._replicas.values())
-
-    def serving(self, model: str) -> Sequence[Replica]:
-        """Those that serve a model or adapter, whatever their condition."""
-        return [each for each in self._replicas.values() if self._names.serves(each.id, model)]
-
-    def snapshot(self) -> Sequence[ReplicaStatus]:
-        """All of them, as people are told."""
-        now, first = self._clock(), self._config.model.name
-        return [
-            ReplicaStatus.of(each, model=each.config.model or first, now=now)
-            for each in self._replicas.values()
-        ]
-
-    async def add(self, engine: EngineConfig) -> None:
-        """A replica from now on. Raises ReplicaExistsError; UserError when there are too many, or
-        when what it serves contradicts the others."""
-        if engine.id in self._replicas:
-            raise ReplicaExistsError(f"a replica with the id {engine.id!r} exists already")
-        most = self._config.fleet.max_replicas
-        if len(self._replicas) >= most:
-            raise UserError(f"there are {most} replicas already (fleet.max_replicas)")
-        await self._names.add_replica(engine)
-        if engine.id in self._replicas:  # while its names were checked
-            raise ReplicaExistsError(f"a replica with the id {engine.id!r} exists already")
-        replica = self._open(engine)
-        self._replicas[engine.id] = replica
-        self._accounts.add_replica(engine.id)
-        self._events.add(engine)
-        check = HealthCheck(
-            EngineProbe(replica.client, engine.model or self._config.model.name),
-            replica.condition,
-            replica.activity,
-            _Watcher(replica, self._events, self._clock),
-            self._config.fleet.health,
-            clock=self._clock,
-        )
-        self._background.start(f"health of {engine.id}", check.run)
-        log.info("replica %s at %s", engine.id, engine.url)
-
     async def remove(self, engine_id: str, *, force: bool = False) -> None:
         """Drain it, and drop it when its last answer has ended; `force`: at once. Answers that have
         not begun go elsewhere then. Raises UnknownReplicaError."""
@@ -256,10 +161,12 @@ class Fleet:
 
     async def apply(self, engines: Sequence[EngineConfig]) -> None:
         """The fleet is this from now on: new replicas are added, missing ones drained and dropped,
-        changed ones replaced when their answers have ended. What cannot be taken is logged and
-        left out."""
-        self._wanted = {engine.id: engine for engine in engines}
+        changed ones replaced when their answers have ended. Those that were added otherwise stay.
+        What cannot be taken is logged and left out."""
+        before, self._wanted = self._wanted, {engine.id: engine for engine in engines}
         for replica in self.replicas:
+            if replica.id not in before and replica.id not in self._wanted:
+                continue
             if self._wanted.get(replica.id) != replica.config:
                 await self.remove(replica.id)
             elif replica.id in self._leaving:

@@ -177,6 +177,19 @@ async def test_the_fleet_becomes_what_is_wanted() -> None:
         assert sorted(others.there) == ["a", "b", "d"]
 
 
+async def test_lists_leave_alone_what_was_added_by_hand() -> None:
+    """Until they name it themselves."""
+    async with open_fleet() as (fleet, _, _):
+        await fleet.add(engine("by-hand"))
+        await fleet.apply([engine("a")])
+        await fleet.apply([])
+        await gone(fleet, "a")
+        assert ids(fleet) == ["by-hand"]
+        await fleet.apply([engine("by-hand")])
+        await fleet.apply([])
+        await gone(fleet, "by-hand")
+
+
 async def test_what_cannot_be_taken_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """One wrong entry of a list does not keep out the others."""
     async with open_fleet() as (fleet, others, _):
