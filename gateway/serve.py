@@ -23,6 +23,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.followed_events import FollowedEvents
 from gateway.fleet.places import Places
 from gateway.fleet.report_sampling import ReportSampler
+from gateway.fleet.served_models import ServedModels
 from gateway.local.background import Run, run_in_background
 from gateway.model.fetch import ensure_demo_model
 from gateway.request.body import Api
@@ -33,7 +34,6 @@ from gateway.request.proxy import Proxy
 from gateway.request.renderers import Renderers
 from gateway.request.rendering_checks import RenderingChecks
 from gateway.request.request_log import RequestLog
-from gateway.request.served_models import ServedModels
 from gateway.request.tenants import Tenants
 from gateway.settings.user_error import UserError
 from gateway.stats.loop_lag import LoopLag

@@ -13,6 +13,7 @@ from gateway.accounts.record import Outcome
 from gateway.fleet.assignment import Asked, Assignment
 from gateway.fleet.dispatch import Dispatcher
 from gateway.fleet.places import Places
+from gateway.fleet.served_models import Served, ServedModels
 from gateway.request.asking import deadline_of, priority_of, route_request, wants_explanation
 from gateway.request.attempt import RETRIED_ONCE, Attempt, is_retryable
 from gateway.request.body import Api, CompletionBody
@@ -20,7 +21,6 @@ from gateway.request.call import Call
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.facts import facts_of
 from gateway.request.relay import RelayOptions, relay
-from gateway.request.served_models import Served, ServedModels
 from gateway.request.tenants import Tenant, Tenants
 from gateway.web.body_memory import BodyMemory, BodyShare
 from gateway.web.errors import GatewayError, NotFoundError, from_engine_error

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request.served_models import ServedModels, ServedModelsError
+from gateway.fleet.served_models import ServedModels, ServedModelsError
 from policies.config import ModelConfig
 from policies.engine import AdapterConfig, EngineConfig
 

@@ -23,11 +23,11 @@ from gateway.accounts.record import RequestRecord
 from gateway.fleet.dispatch import Dispatcher
 from gateway.fleet.places import Places
 from gateway.fleet.replica import Replica
+from gateway.fleet.served_models import ServedModels
 from gateway.request.ended_calls import EndedCalls
 from gateway.request.health import Health
 from gateway.request.proxy import Proxy
 from gateway.request.request_log import RequestLog
-from gateway.request.served_models import ServedModels
 from gateway.request.tenants import Tenants
 from gateway.web.app import App
 from gateway.web.body_memory import BodyMemory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.request.served_models import Served, ServedModels, ServedModelsError
+from gateway.fleet.served_models import Served, ServedModels, ServedModelsError
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
 from prefix_store.base import BlockHash
