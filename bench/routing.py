@@ -34,7 +34,7 @@ from bench.routing_reference import CAPACITY_SHARE, Reference, blocks_of_fleet, 
 from bench.routing_result import Asked, Reading, Run, run_of
 from bench.routing_table import LEGEND, machine_lines, markdown, title, verdicts
 from bench.routing_trace import SLICES, WIRE_BLOCK_TOKENS, Workload, load_workload
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.timing import StepTiming
 from gateway.demo.demo import runtime_dir
 from policies.routing import LeastTtftRouting
 

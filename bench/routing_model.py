@@ -25,11 +25,11 @@ from bench.routing_trace import (
     Workload,
     sessions_of,
 )
-from engine_adapter.simulated_events import EventLog
-from engine_adapter.simulated_scheduler import Scheduler, SchedulerLimits
-from engine_adapter.simulated_sequence import Job
-from engine_adapter.simulated_sequence import Sequence as Running
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.events import EventLog
+from engine_adapter.simulated.scheduler import Scheduler, SchedulerLimits
+from engine_adapter.simulated.sequence import Job
+from engine_adapter.simulated.sequence import Sequence as Running
+from engine_adapter.simulated.timing import StepTiming
 from policies.engine import EngineConfig
 from policies.routing import Routing
 from policies.routing.base import Candidate, Evidence, RouteRequest

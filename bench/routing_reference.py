@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.routing_trace import TOKENS_PER_WIRE_TOKEN, WIRE_BLOCK_TOKENS, WireRequest, Workload
-from engine_adapter.simulated_cache import BlockCache
-from engine_adapter.simulated_sequence import Job, Sequence
-from engine_adapter.simulated_timing import StepTiming, StepWork
+from engine_adapter.simulated.cache import BlockCache
+from engine_adapter.simulated.sequence import Job, Sequence
+from engine_adapter.simulated.timing import StepTiming, StepWork
 from prefix_store.base import BlockHash
 from prefix_store.hashing import as_token_ids
 

@@ -17,9 +17,9 @@ import pytest
 
 from engine_adapter.base import Prompt, RenderingError
 from engine_adapter.rendering import PromptRenderer
-from engine_adapter.simulated_engine import SimulatedEngine, running
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_words import HashedWords
+from engine_adapter.simulated.engine import SimulatedEngine, running
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.words import HashedWords
 from gateway.accounts.stats_schema import CacheStats
 from gateway.serve import Gateway
 from policies.config import HeadstartConfig
@@ -124,7 +124,7 @@ class SimulatedFleet:
             )
 
     async def fault(self, engine: int, kind: str, **more: Any) -> None:
-        """See engine_adapter.simulated_faults."""
+        """See engine_adapter.simulated.faults."""
         url = f"{self.engines[engine].url}/simulate/fault"
         async with self.client.post(url, json={"kind": kind, **more}) as response:
             assert response.status == 200

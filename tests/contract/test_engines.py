@@ -23,9 +23,9 @@ from conftest import KV_BLOCKS, LiveStack, free_ports
 from engine_adapter.engine_client import EngineClient
 from engine_adapter.engine_gauges import EngineGauges
 from engine_adapter.event_subscriber import EventSubscriber
-from engine_adapter.simulated_engine import SimulatedEngine, running
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_words import HashedWords
+from engine_adapter.simulated.engine import SimulatedEngine, running
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.words import HashedWords
 from gateway.request.answer import Chunk, read_answer, read_chunk
 from gateway.request.sse import DONE, SseScanner, event_data
 from gateway.request.stream_watch import StreamWatch

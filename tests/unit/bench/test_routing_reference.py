@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.routing_reference import engine_seconds, one_big_cache
 from bench.routing_trace import WireRequest, Workload
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.timing import StepTiming
 
 
 def request(first: int, blocks: int) -> WireRequest:

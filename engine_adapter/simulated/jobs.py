@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_adapter.simulated_request import EngineRequest, Served
-from engine_adapter.simulated_sequence import Job
-from engine_adapter.simulated_words import Words, answer_to
+from engine_adapter.simulated.request import EngineRequest, Served
+from engine_adapter.simulated.sequence import Job
+from engine_adapter.simulated.words import Words, answer_to
 from prefix_store.hashing import TokenIds
 
 

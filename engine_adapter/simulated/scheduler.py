@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import bisect
 
-from engine_adapter.simulated_cache import Block, BlockCache
-from engine_adapter.simulated_events import EventLog
-from engine_adapter.simulated_limits import SchedulerCounters, SchedulerLimits
-from engine_adapter.simulated_sequence import Job, Sequence
-from engine_adapter.simulated_step import Share, Step
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.cache import Block, BlockCache
+from engine_adapter.simulated.events import EventLog
+from engine_adapter.simulated.limits import SchedulerCounters, SchedulerLimits
+from engine_adapter.simulated.sequence import Job, Sequence
+from engine_adapter.simulated.step import Share, Step
+from engine_adapter.simulated.timing import StepTiming
 from prefix_store.base import BlockHash
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from engine_adapter.simulated_replica import Replica
-from engine_adapter.simulated_sequence import Job, Sequence, nobody
+from engine_adapter.simulated.replica import Replica
+from engine_adapter.simulated.sequence import Job, Sequence, nobody
 
 
 class Generation:

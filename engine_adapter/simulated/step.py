@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine_adapter.simulated_sequence import Sequence
-from engine_adapter.simulated_timing import StepTiming, StepWork
+from engine_adapter.simulated.sequence import Sequence
+from engine_adapter.simulated.timing import StepTiming, StepWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine_adapter.simulated_cache import Block
+from engine_adapter.simulated.cache import Block
 from prefix_store.base import BlockHash
 from prefix_store.hashing import TokenIds, digest, extend_chain
 

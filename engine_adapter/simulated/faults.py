@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from engine_adapter.simulated_replica import Replica
-from engine_adapter.simulated_request import RefusedError
+from engine_adapter.simulated.replica import Replica
+from engine_adapter.simulated.request import RefusedError
 
 KINDS = ("none", "hang", "stall", "fail", "slow", "restart")
 

@@ -1,24 +1,4 @@
-"""A SIMULATION, for scale tests only: engines that speak vLLM's protocol and compute nothing.
-
-    python -m engine_adapter.simulated --ports 9001,9002 --model NAME --speed 20
-
-Each port is one replica: a real HTTP server with vLLM's routes, errors and KV events, a real block
-cache and a real queue with continuous batching. Only the forward pass is missing: a step takes as
-long as engine_adapter.simulated_timing says, divided by --speed. Answers are made of token ids that
-depend on the prompt and the seed. Times that it reports are of the real clock.
-
-    simulated_options     what an engine is like
-    simulated_engine      one replica with all its parts, and its restarts
-    simulated_server      HTTP -> simulated_request -> simulated_jobs -> simulated_generation
-                          -> simulated_answers
-    simulated_replica     the scheduler on the event loop's clock
-    simulated_scheduler   queue, batch and preemption -> simulated_cache, simulated_timing
-    simulated_limits      what bounds them
-    simulated_step        which tokens are computed together
-    simulated_events      what the cache does, as KV events
-    simulated_words       token ids without a tokenizer; simulated_tokenizer: with a model's
-    simulated_faults      POST /simulate/fault
-"""
+"""The command line of the simulated engines."""
 
 from __future__ import annotations
 
@@ -34,10 +14,10 @@ from pathlib import Path
 
 import uvloop
 
-from engine_adapter.simulated_engine import SimulatedEngine, running
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_timing import StepTiming
-from engine_adapter.simulated_words import HashedWords, Words
+from engine_adapter.simulated.engine import SimulatedEngine, running
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.timing import StepTiming
+from engine_adapter.simulated.words import HashedWords, Words
 from prefix_store.event_publisher import EndpointInUseError
 
 GARBAGE_OBJECTS = 50_000
@@ -89,7 +69,7 @@ def words_for(options: SimulationOptions) -> Words:
     if options.model_path is None:
         return HashedWords()
     # Loads transformers, which scale tests do without.
-    from engine_adapter.simulated_tokenizer import TokenizedWords  # noqa: PLC0415
+    from engine_adapter.simulated.tokenizer import TokenizedWords  # noqa: PLC0415
 
     return TokenizedWords.load(options.model_path, block_size=options.block_size)
 
@@ -151,7 +131,3 @@ def _parser() -> argparse.ArgumentParser:
         flag = "--" + field.name.removesuffix("_s").replace("_", "-") + "-s"
         add(flag, dest=field.name, type=float, default=field.default, help="seconds")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

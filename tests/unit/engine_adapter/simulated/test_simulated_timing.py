@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.simulated_timing import StepTiming, StepWork
+from engine_adapter.simulated.timing import StepTiming, StepWork
 
 TIMING = StepTiming()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine_adapter.base import RenderingError
-from engine_adapter.simulated_words import HashedWords, answer_to
+from engine_adapter.simulated.words import HashedWords, answer_to
 from prefix_store.hashing import as_token_ids
 
 WORDS = HashedWords()

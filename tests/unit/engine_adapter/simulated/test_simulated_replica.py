@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_replica import Replica
-from engine_adapter.simulated_sequence import Job, Sequence
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.replica import Replica
+from engine_adapter.simulated.sequence import Job, Sequence
+from engine_adapter.simulated.timing import StepTiming
 from prefix_store.hashing import as_token_ids
 
 

@@ -6,7 +6,7 @@ replay are those of vLLM's ZmqEventPublisher.
 
 from __future__ import annotations
 
-from engine_adapter.simulated_sequence import Sequence
+from engine_adapter.simulated.sequence import Sequence
 from prefix_store.base import BlockHash
 from prefix_store.events import (
     MEDIUM_DEVICE,

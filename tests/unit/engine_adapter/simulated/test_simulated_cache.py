@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_adapter.simulated_cache import Block, BlockCache
+from engine_adapter.simulated.cache import Block, BlockCache
 from prefix_store.base import BlockHash
 
 

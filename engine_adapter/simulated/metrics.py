@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_adapter.simulated_replica import Replica
+from engine_adapter.simulated.replica import Replica
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.simulated_events import EventLog
-from engine_adapter.simulated_limits import SchedulerLimits
-from engine_adapter.simulated_scheduler import Scheduler
-from engine_adapter.simulated_sequence import Job, Sequence
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.events import EventLog
+from engine_adapter.simulated.limits import SchedulerLimits
+from engine_adapter.simulated.scheduler import Scheduler
+from engine_adapter.simulated.sequence import Job, Sequence
+from engine_adapter.simulated.timing import StepTiming
 from prefix_store.events import AllBlocksCleared, BlockRemoved, BlockStored, ExternalHash
 from prefix_store.hashing import as_token_ids
 

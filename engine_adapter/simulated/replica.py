@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from engine_adapter.simulated_events import EventLog
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_scheduler import Scheduler
-from engine_adapter.simulated_sequence import Job, Sequence
+from engine_adapter.simulated.events import EventLog
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.scheduler import Scheduler
+from engine_adapter.simulated.sequence import Job, Sequence
 from prefix_store.event_publisher import EventPublisher
 
 MAX_CATCH_UP_S = 0.25

@@ -19,10 +19,10 @@ import pytest
 from engine_adapter.engine_gauges import EngineGauges
 from engine_adapter.event_subscriber import EventSubscriber
 from engine_adapter.rendering import PromptRenderer
-from engine_adapter.simulated import main, words_for
-from engine_adapter.simulated_engine import SimulatedEngine, running
-from engine_adapter.simulated_options import OptionsError, SimulationOptions
-from engine_adapter.simulated_words import HashedWords
+from engine_adapter.simulated.command import main, words_for
+from engine_adapter.simulated.engine import SimulatedEngine, running
+from engine_adapter.simulated.options import OptionsError, SimulationOptions
+from engine_adapter.simulated.words import HashedWords
 from prefix_store.event_source import EventSource
 from prefix_store.hashing import routing_root
 from prefix_store.residency import Residency

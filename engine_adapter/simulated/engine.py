@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from engine_adapter.simulated_faults import Faults
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_replica import Replica
-from engine_adapter.simulated_server import Listener, SimulatedServer
-from engine_adapter.simulated_words import Words
+from engine_adapter.simulated.faults import Faults
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.replica import Replica
+from engine_adapter.simulated.server import Listener, SimulatedServer
+from engine_adapter.simulated.words import Words
 from prefix_store.event_publisher import EventPublisher
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_adapter.event_subscriber import binds
-from engine_adapter.simulated_limits import SchedulerLimits
-from engine_adapter.simulated_timing import StepTiming
+from engine_adapter.simulated.limits import SchedulerLimits
+from engine_adapter.simulated.timing import StepTiming
 
 MAX_SILENCE_S = 0.2
 """Real time after which gauges show what was done meanwhile, at the latest."""

@@ -10,14 +10,14 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from engine_adapter.simulated_answers import AnswerWriter
-from engine_adapter.simulated_faults import Faults
-from engine_adapter.simulated_generation import Generation
-from engine_adapter.simulated_jobs import JobMaker
-from engine_adapter.simulated_metrics import CONTENT_TYPE, metrics_text
-from engine_adapter.simulated_options import SimulationOptions
-from engine_adapter.simulated_replica import Replica
-from engine_adapter.simulated_request import (
+from engine_adapter.simulated.answers import AnswerWriter
+from engine_adapter.simulated.faults import Faults
+from engine_adapter.simulated.generation import Generation
+from engine_adapter.simulated.jobs import JobMaker
+from engine_adapter.simulated.metrics import CONTENT_TYPE, metrics_text
+from engine_adapter.simulated.options import SimulationOptions
+from engine_adapter.simulated.replica import Replica
+from engine_adapter.simulated.request import (
     EngineRequest,
     RefusedError,
     Served,
@@ -25,7 +25,7 @@ from engine_adapter.simulated_request import (
     read_chat,
     read_completion,
 )
-from engine_adapter.simulated_words import Words
+from engine_adapter.simulated.words import Words
 
 MAX_BODY_BYTES = 64 * 1024**2
 _NOT_FOUND = {"detail": "Not Found"}

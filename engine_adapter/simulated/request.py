@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine_adapter.base import RenderingError
-from engine_adapter.simulated_words import Words
+from engine_adapter.simulated.words import Words
 from prefix_store.hashing import TokenIds
 
 MAX_SALT_CHARS = 128

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from engine_adapter.simulated_request import EngineRequest
-from engine_adapter.simulated_sequence import Sequence
-from engine_adapter.simulated_words import Words
+from engine_adapter.simulated.request import EngineRequest
+from engine_adapter.simulated.sequence import Sequence
+from engine_adapter.simulated.words import Words
 
 FINGERPRINT = "vllm-0.32.0-simulated"
 DONE = b"data: [DONE]\n\n"
