@@ -155,25 +155,29 @@ class LiveFleet(LiveStack):
 
 
 class Traffic:
-    """Clients in threads that ask again and again; `stop` returns what they saw."""
+    """Clients in threads that ask again and again for the length of a `with` block."""
 
-    def __init__(self, ask: Callable[[], Routed], clients: int) -> None:
+    def __init__(self, ask: Callable[[], Routed], clients: int, pause_s: float) -> None:
+        """`pause_s`: between an answer and the next request, so that an engine can start beside."""
         self._ask = ask
+        self._pause_s = pause_s
         self._stopping = threading.Event()
-        self.seen: list[Routed] = []
         self._threads = [threading.Thread(target=self._run) for _ in range(clients)]
+        self.seen: list[Routed] = []
+
+    def __enter__(self) -> Traffic:
         for thread in self._threads:
             thread.start()
+        return self
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self.seen.append(self._ask())
-
-    def stop(self) -> list[Routed]:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         for thread in self._threads:
             thread.join(180)
-        return self.seen
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._pause_s):
+            self.seen.append(self._ask())
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:

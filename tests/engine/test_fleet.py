@@ -50,17 +50,17 @@ def test_an_engine_that_is_killed_in_traffic(fleet: LiveFleet, new_prompt: NewPr
     predecessor held is believed to be there."""
     prompt = new_prompt(6 * BLOCK)
     home = str(fleet.ask(prompt).replica)
-    traffic = Traffic(lambda: fleet.ask(new_prompt(4 * BLOCK)), clients=4)
-    until(lambda: len(traffic.seen) >= 8)
-    fleet.kill(home)
-    killed_at = len(traffic.seen)
-    until(lambda: len(traffic.seen) >= killed_at + 12)
-    fleet.launch(home)
-    fleet.await_engine(home)
-    fleet.await_state(home, condition="ready", evidence="exact")
-    seen = traffic.stop()
-    assert {each.status for each in seen} == {200}
-    assert {each.replica for each in seen[killed_at + 8 : killed_at + 12]} == {other(home)}
+    with Traffic(lambda: fleet.ask(new_prompt(2 * BLOCK)), clients=4, pause_s=0.4) as traffic:
+        until(lambda: len(traffic.seen) >= 8)
+        fleet.kill(home)
+        killed_at = len(traffic.seen)
+        until(lambda: len(traffic.seen) >= killed_at + 12)
+        fleet.launch(home)
+        fleet.await_engine(home)
+        fleet.await_state(home, condition="ready", evidence="exact")
+    assert {each.status for each in traffic.seen} == {200}
+    moved = traffic.seen[killed_at + 8 : killed_at + 12]
+    assert {each.replica for each in moved} == {other(home)}
     again = fleet.ask(prompt)
     assert again.known[home] == 0
 
