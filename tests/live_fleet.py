@@ -4,6 +4,7 @@ cut."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import urllib.error
@@ -95,7 +96,9 @@ class LiveFleet(LiveStack):
         engine = self._launched.engines[REPLICAS.index(name)]
         build = installed_build()
         command = build_command(self._launched, engine, self.paths, self.model_dir, build.platform)
-        self._start(name, list(command.argv), dict(command.env))
+        # By itself vLLM binds the workers of all engines to the same cores.
+        core = str(REPLICAS.index(name) % (os.cpu_count() or 1))
+        self._start(name, list(command.argv), {**command.env, "VLLM_CPU_OMP_THREADS_BIND": core})
 
     def await_engine(self, name: str) -> None:
         """Until it answers, and has made its first pass."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live_fleet import REPLICAS, LiveFleet, Traffic, until
+from live_fleet import REPLICAS, LiveFleet, Routed, Traffic, until
 
 pytestmark = pytest.mark.engine
 
@@ -50,17 +50,23 @@ def test_an_engine_that_is_killed_in_traffic(fleet: LiveFleet, new_prompt: NewPr
     predecessor held is believed to be there."""
     prompt = new_prompt(6 * BLOCK)
     home = str(fleet.ask(prompt).replica)
-    with Traffic(lambda: fleet.ask(new_prompt(2 * BLOCK)), clients=4, pause_s=0.4) as traffic:
-        until(lambda: len(traffic.seen) >= 8)
+
+    def ask() -> Routed:
+        return fleet.ask(new_prompt(2 * BLOCK))
+
+    with Traffic(ask, clients=4, pause_s=0.1) as dense:
+        until(lambda: len(dense.seen) >= 8)
         fleet.kill(home)
-        killed_at = len(traffic.seen)
-        until(lambda: len(traffic.seen) >= killed_at + 12)
+        killed_at = len(dense.seen)
+        until(lambda: len(dense.seen) >= killed_at + 12)
+    with Traffic(ask, clients=1, pause_s=1.0) as light:  # an engine has to start beside it
         fleet.launch(home)
         fleet.await_engine(home)
         fleet.await_state(home, condition="ready", evidence="exact")
-    assert {each.status for each in traffic.seen} == {200}
-    moved = traffic.seen[killed_at + 8 : killed_at + 12]
-    assert {each.replica for each in moved} == {other(home)}
+        back_at = len(light.seen)
+        until(lambda: len(light.seen) >= back_at + 2)
+    assert {each.status for each in dense.seen + light.seen} == {200}
+    assert {each.replica for each in dense.seen[killed_at + 8 :]} == {other(home)}
     again = fleet.ask(prompt)
     assert again.known[home] == 0
 
