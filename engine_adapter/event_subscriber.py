@@ -29,6 +29,26 @@ FIRST_RETRY_S = 0.05
 FIRST_CHECK_S = 1.0
 
 
+class EventSockets:
+    """What the streams of a process share: ZMQ's threads, of which each set has its own memory."""
+
+    def __init__(self) -> None:
+        self._context: zmq.asyncio.Context | None = None
+
+    @property
+    def context(self) -> zmq.asyncio.Context:
+        """Made when it is first needed."""
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        return self._context
+
+    def close(self) -> None:
+        """When the last stream has ended."""
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+
+
 class EventSubscriber:
     """One stream. `run` is a task of its owner; everything happens on its event loop."""
 
@@ -41,18 +61,20 @@ class EventSubscriber:
         *,
         loads: Callable[[BlocksLoaded], None] | None = None,
         publisher_binds: bool | None = None,
+        sockets: EventSockets | None = None,
         replay_timeout_s: float = 3.0,
         max_retry_s: float = 30.0,
         max_check_s: float = 30.0,
     ) -> None:
         """`loads` gets the load reports of a store. `publisher_binds`: None follows vLLM's rule; a
-        store always binds. `max_check_s`: longest time between two looks at whether the end of a
-        burst was missed."""
+        store always binds. `sockets`: unset, it has its own. `max_check_s`: longest time between
+        two looks at whether the end of a burst was missed."""
         self._source = source
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._sink = sink
         self._loads = loads
+        self._sockets = sockets
         self._connects = binds(endpoint) if publisher_binds is None else publisher_binds
         self._replay_timeout_s = replay_timeout_s
         self._max_retry_s = max_retry_s
@@ -72,7 +94,16 @@ class EventSubscriber:
 
     async def run(self) -> None:
         """Follow the publisher until cancelled, through its restarts and absences."""
-        context = zmq.asyncio.Context()
+        if self._sockets is not None:
+            await self._run(self._sockets.context)
+            return
+        own = EventSockets()
+        try:
+            await self._run(own.context)
+        finally:
+            own.close()
+
+    async def _run(self, context: zmq.asyncio.Context) -> None:
         sub = context.socket(zmq.SUB)
         sub.rcvhwm = QUEUE_MESSAGES
         sub.subscribe(b"")
@@ -88,7 +119,6 @@ class EventSubscriber:
             sub.disable_monitor()
             monitor.close(linger=0)
             sub.close(linger=0)
-            context.destroy(linger=0)
 
     def new_incarnation(self) -> None:
         """The publisher has restarted (the health check saw it): nothing that it had counts."""

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Protocol
 
 from engine_adapter.engine_client import EngineClient
@@ -283,11 +283,10 @@ class Fleet:
             replica.losses.lose(reason)
             self._names.remove_replica(engine_id)
             self._accounts.remove_replica(engine_id)
-            try:
+            async with AsyncExitStack() as ending:  # whole also when the fleet closes just now
+                ending.push_async_callback(replica.client.close)
+                ending.push_async_callback(self._events.remove, engine_id)
                 await self._background.stop(f"health of {engine_id}")
-                await self._events.remove(engine_id)
-            finally:  # also when the fleet is closed at this moment
-                await replica.client.close()
         log.info("replica %s: %s", engine_id, reason)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from engine_adapter.event_subscriber import EventSubscriber
+from engine_adapter.event_subscriber import EventSockets, EventSubscriber
 from engine_adapter.load_reports import LoadReports
 from gateway.fleet.holders import store_of
 from gateway.local.background import Background
@@ -81,6 +81,7 @@ class FollowedEvents:
         self._root_of = root_of
         self._root_of_store = root_of_store
         self._background: Background | None = None
+        self._sockets = EventSockets()
         self._engines: dict[str, _Engine] = {}
         self._cut: dict[str, float] = {}
         """Streams that are cut, by their source: since when, or when it was forgotten."""
@@ -110,6 +111,7 @@ class FollowedEvents:
     ) -> None:
         if self._background is not None:
             await self._background.close()
+        self._sockets.close()
 
     def add(self, engine: EngineConfig) -> None:
         """Follow an engine from now on. Its id must be new, or that of one that was removed."""
@@ -195,7 +197,12 @@ class FollowedEvents:
         )
         events, replay = self._paths.engine_events(engine), self._paths.engine_replay(engine)
         subscriber = EventSubscriber(
-            engine.id, events, replay, source, publisher_binds=engine.publisher_binds
+            engine.id,
+            events,
+            replay,
+            source,
+            publisher_binds=engine.publisher_binds,
+            sockets=self._sockets,
         )
         return Followed(source, subscriber)
 
@@ -213,7 +220,13 @@ class FollowedEvents:
             root_of=None if self._root_of_store is None else self._root_of_store(store_id),
         )
         subscriber = EventSubscriber(
-            store_id, events, replay, source, loads=self._loads.add, publisher_binds=True
+            store_id,
+            events,
+            replay,
+            source,
+            loads=self._loads.add,
+            publisher_binds=True,
+            sockets=self._sockets,
         )
         return Followed(source, subscriber)
 
