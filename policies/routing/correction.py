@@ -16,9 +16,11 @@ class Correction:
     same. A single outlier moves it little however far out it is; after some observations it moves
     like a median rather than a mean. Keeps two numbers."""
 
-    def __init__(self, *, bound: float, gain: float = 0.05) -> None:
-        """`factor` stays within 1/bound and bound."""
+    def __init__(self, *, bound: float, ignored: float = 1.0, gain: float = 0.05) -> None:
+        """`factor` stays within 1/bound and bound, and is 1 while it would be within 1/ignored and
+        ignored: what chance alone would make of equals."""
         self._limit = math.log(bound)
+        self._ignored = math.log(ignored)
         self._gain = gain
         self._log = 0.0
         self._observations = 0
@@ -28,9 +30,9 @@ class Correction:
         """`expected_s` as it was without this correction."""
         if not (0.0 <= expected_s < math.inf and 0.0 <= observed_s < math.inf):
             return
-        off = math.log((observed_s + FLOOR_S) / (expected_s * self.factor + FLOOR_S))
+        off = math.log((observed_s + FLOOR_S) / (expected_s * math.exp(self._log) + FLOOR_S))
         self._observations += 1
         gain = max(self._gain, 1.0 / (self._observations + 1))
         moved = self._log + gain * max(-_MAX_STEP, min(_MAX_STEP, off))
         self._log = max(-self._limit, min(self._limit, moved))
-        self.factor = math.exp(self._log)
+        self.factor = math.exp(self._log) if abs(self._log) > self._ignored else 1.0

@@ -27,6 +27,10 @@ RUNNING_EXPIRY_S = 3600.0
 GAUGES_EXPIRY_S = 15.0
 """What the engine said of itself counts for so long."""
 
+_IGNORED = 1.5
+"""Replicas whose speeds differ by less count as equal: a short prompt that shares its steps with a
+long one looks slow, and its replica would be avoided for it."""
+
 _MIN_QUEUE_S = 0.005
 """Queues expected to be shorter teach nothing: what is seen of them is the step under way."""
 _SAME_WORK = 0.25
@@ -53,7 +57,7 @@ class ReplicaEstimate:
 
     def __init__(self, prior: FleetPrior) -> None:
         self._prior = prior
-        self._speed = Correction(bound=16.0)
+        self._speed = Correction(bound=16.0, ignored=_IGNORED)
         """Of computing, against the fleet."""
         self._loading = Correction(bound=16.0)
         self._interference = Correction(bound=4.0)

@@ -38,6 +38,15 @@ def test_the_factor_is_bounded(ratio: float, bound: float) -> None:
     assert learned(ratio).factor == pytest.approx(bound)
 
 
+@pytest.mark.parametrize(("ratio", "factor"), [(1.3, 1.0), (0.7, 1.0), (2.0, 2.0), (0.5, 0.5)])
+def test_small_differences_can_be_ignored(ratio: float, factor: float) -> None:
+    """Chance alone makes such ones of equals; larger ones count in full."""
+    correction = Correction(bound=4.0, ignored=1.5)
+    for _ in range(200):
+        correction.observe(1.0, ratio)
+    assert correction.factor == pytest.approx(factor, rel=0.02)
+
+
 def test_an_outlier_counts_no_more_than_a_twofold_error() -> None:
     """However far out it is."""
     correction = learned(1.0)
