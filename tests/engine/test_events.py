@@ -241,24 +241,6 @@ async def test_load_reports_reach_their_request(engine_stack: Any, new_prompt: N
         assert loaded.num_tokens == details["cached_tokens"] > 0
 
 
-async def test_restart_of_the_engine_clears_its_device(
-    engine_stack: Any, new_prompt: NewPrompt
-) -> None:
-    """Nothing that its predecessor held counts any more; the store's blocks do."""
-    prompt, next_prompt = new_prompt(200), new_prompt(100)
-    async with following(engine_stack) as follower:
-        await complete(engine_stack, prompt, max_tokens=2)
-        await until(lambda: follower.held(DEVICE, prompt) == follower.held(MEMORY, prompt) == 6)
-        await asyncio.to_thread(engine_stack.restart_engine)
-        await asyncio.to_thread(engine_stack.await_connector)
-        await complete(engine_stack, next_prompt, max_tokens=2)
-        await until(lambda: follower.held(DEVICE, next_prompt) == 3)
-        assert follower.held(DEVICE, prompt) == 0
-        assert follower.held(MEMORY, prompt) == 6
-        assert follower.engine_events.state().incarnation >= 2
-        await until(follower.is_in_step)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, at import
 async def test_vllms_own_publisher_is_followed_through_a_long_replay(tmp_path: Path) -> None:
     """Its whole buffer of 10,000 batches, which its sockets may drop in part, and live batches
