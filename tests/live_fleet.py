@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conftest import ENGINE_READY_S, KV_BLOCKS, LiveStack, free_ports
 from unix_relay import UnixRelay
 
@@ -108,12 +110,14 @@ class LiveFleet(LiveStack):
 
     def await_state(self, name: str, **wanted: str) -> None:
         """Until the gateway says so of a replica."""
-
-        def is_so() -> bool:
+        deadline = time.monotonic() + 60
+        while True:
             state = self.stats().replicas[name].state
-            return all(getattr(state, key) == value for key, value in wanted.items())
-
-        self._await("gateway", 60, is_so)
+            if all(getattr(state, key) == value for key, value in wanted.items()):
+                return
+            if time.monotonic() > deadline:
+                pytest.fail(f"{name} is {state}, not {wanted}:\n{self.log('gateway')[-3000:]}")
+            time.sleep(0.1)
 
     def stats(self) -> CacheStats:
         with urllib.request.urlopen(f"{self.gateway_url}/cache/stats", timeout=10) as response:

@@ -92,6 +92,8 @@ class Condition:
         self._ejection_s = 0.0
         """Of the last ejection; 0 before the first."""
         self._must_compute = False
+        self._refused = False
+        """It was ejected since nothing listened."""
 
     @property
     def state(self) -> State:
@@ -114,6 +116,14 @@ class Condition:
     def is_starting(self) -> bool:
         """It has never answered: nothing is known against it either."""
         return self.state is State.STARTING
+
+    @property
+    def may_be_tried(self) -> bool:
+        """Where no replica accepts: a request costs nothing here, since nothing is known of this
+        one, or nothing listened when it was looked at last."""
+        return not self._draining and (
+            self._health is State.STARTING or (self.is_lost and self._refused)
+        )
 
     @property
     def is_lost(self) -> bool:
@@ -208,15 +218,17 @@ class Condition:
 
     def _failed(self, reason: str, in_a_row: int, refused: bool) -> None:
         if self._health is not State.READY:
+            self._refused = refused
             self._health_reason = (
                 f"has not answered yet: {reason}" if self._health is State.STARTING else reason
             )
         elif refused:
-            self._eject(reason)
+            self._eject(reason, refused=True)
         elif in_a_row >= self._config.failures:
             self._eject(f"{reason}, {in_a_row} times in a row" if in_a_row > 1 else reason)
 
-    def _eject(self, reason: str) -> None:
+    def _eject(self, reason: str, *, refused: bool = False) -> None:
+        self._refused = refused
         before, was_lost, now = self.state, self.is_lost, self._clock()
         shortest = self._config.ejection
         soon = now - self._returned_at < QUIET_S

@@ -106,7 +106,7 @@ class Dispatcher:
     def has_others(self, asked: Asked, assignment: Assignment) -> bool:
         """Whether another replica could be asked."""
         return any(
-            each.condition.accepts or each.condition.is_starting
+            each.condition.accepts or each.condition.may_be_tried
             for each in self._members.serving(asked.model)
             if each is not assignment.replica and each.id not in asked.tried
         )
@@ -170,8 +170,8 @@ class Dispatcher:
         serving = self._members.serving(asked.model)
         left = [each for each in serving if each.id not in asked.tried]
         ready = [each for each in left if each.condition.accepts]
-        # Right after the start no replica has answered a probe yet: better to ask than to refuse.
-        ready = ready or [each for each in left if each.condition.is_starting]
+        # Right after the start of the gateway, or of its only engine: better to ask than to refuse.
+        ready = ready or [each for each in left if each.condition.may_be_tried]
         if not ready:
             reasons = "; ".join(f"{each.id}: {each.condition.reason}" for each in serving[:4])
             raise UnavailableError(

@@ -184,6 +184,18 @@ async def test_without_a_replica_that_can_answer_the_reasons_are_given() -> None
         await rig.dispatcher.enter(asked(model="another"))
 
 
+async def test_the_only_replica_is_tried_when_nothing_listened_there() -> None:
+    """It may just be back, and a refused connection costs nothing; one that hangs is left alone."""
+    (only,) = replicas(1)
+    rig = Rig(only)
+    only.condition.probe_failed("nothing listens", refused=True)
+    assert not only.condition.accepts
+    assert await enters(rig, asked()) == "r0"
+    only.condition.probe_failed("no answer within 3 s")
+    with pytest.raises(UnavailableError):
+        await rig.dispatcher.enter(asked())
+
+
 async def test_equal_cold_prompts_are_computed_once() -> None:
     """The others wait for the first one's first token, and are sent where it is then."""
     rig = Rig(*replicas(4))
