@@ -160,6 +160,7 @@ class EventSubscriber:
 
     def _start_over(self, forget: Callable[[], None]) -> None:
         self._epoch += 1
+        self._retry_s = 0.0
         self._inbox.clear()
         forget()
         self._ask_now()
@@ -186,6 +187,7 @@ class EventSubscriber:
                 self._is_paused = True
                 continue
             self._peers += 1
+            self._retry_s = 0.0  # however long it was away: now it is there
             self._stream.connected()
             self._ask_now()
 
