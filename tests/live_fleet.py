@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import ENGINE_READY_S, KV_BLOCKS, LiveStack, free_ports
 from unix_relay import UnixRelay
 
