@@ -546,6 +546,7 @@ async def test_events_rebuild_what_is_cached(
 async def test_eviction_is_announced(open_engine: OpenEngine, new_prompt: NewPrompt) -> None:
     """What others pushed out is resident no more, its tail first; what is left is still cached."""
     async with open_engine() as engine, following(engine) as follower:
+        await engine.post("/reset_prefix_cache", b"")  # so that nothing is left of other tests
         first = new_prompt(1000)
         await engine.complete(first, cache_salt="x")
         await until(lambda: follower.held(first, "x") == 31)

@@ -48,12 +48,18 @@ def make_adapter(path: Path, model: dict[str, Any], seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two adapters, one of them a second time: names to directories."""
+    """Three adapters, one of them a second time: names to directories. "touched" is for the test
+    that changes its files, after which it is not stored any more."""
     root = tmp_path_factory.mktemp("adapters")
     model = json.loads((model_dir / "config.json").read_text())
     first = make_adapter(root / "first", model, 1)
     copy = Path(shutil.copytree(first, root / "copy"))
-    return {"sql": first, "sql-v2": copy, "law": make_adapter(root / "other", model, 2)}
+    return {
+        "sql": first,
+        "sql-v2": copy,
+        "law": make_adapter(root / "other", model, 2),
+        "touched": make_adapter(root / "touched", model, 3),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +174,7 @@ def test_the_gateway_knows_what_each_name_can_reuse(adapted: Any, new_prompt: Ne
         heard(adapted)
         assert through_gateway(adapted, name, prompt) == Reuse(REUSABLE, REUSABLE)
     listed = [card["id"] for card in get(adapted, "/v1/models")["data"]]
-    assert listed == [adapted.model, "sql", "sql-v2", "law"]
+    assert listed == [adapted.model, "sql", "sql-v2", "law", "touched"]
     with pytest.raises(urllib.error.HTTPError) as refused:
         through_gateway(adapted, "unknown", prompt)
     with refused.value as answer:
@@ -182,11 +188,11 @@ def test_an_adapter_whose_files_change_is_not_stored_any_more(
     """The engine may have loaded the old ones or the new ones. The others go on."""
     prompt = new_prompt(NUM_TOKENS)
     ask = partial(adapted.complete, prompt, max_tokens=1)
-    for name in ("law", "sql"):
+    for name in ("touched", "sql"):
         ask(model=name)
     saved(adapted)
-    os.utime(adapters["law"] / "adapter_model.safetensors")
+    os.utime(adapters["touched"] / "adapter_model.safetensors")
     adapted.forget_device()
-    assert ask(model="law").cached_tokens == 0
+    assert ask(model="touched").cached_tokens == 0
     assert ask(model="sql").cached_tokens == REUSABLE
     assert "is newer than this engine" in adapted.log("engine")
