@@ -23,6 +23,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.report import Spread, machine, print_table, write_json
@@ -160,12 +161,15 @@ def measure_costs(num_blocks: int, rounds: int) -> Iterator[Cost]:
     pick = random.Random(SEED).choice
     yield cost("match", rounds, lambda: pick(known), residency.match)
     yield cost("see, known prompt", rounds, lambda: pick(known), residency.see)
-    yield cost("see, new prompt", rounds, lambda: chain(fleet.prompt()), residency.see)
+    yield cost("see, new prompt", rounds, partial(_new_chain, fleet), residency.see)
     full = Fleet(PROMPT_BLOCKS, capacity_bytes=num_blocks * 300)
     while not full.residency.stats().evicted:
         full.hold(next(full._serial) % REPLICAS, full.prompt())
-    new = lambda: chain(full.prompt())  # noqa: E731
-    yield cost("see, new prompt, index full", rounds, new, full.residency.see)
+    yield cost("see, new prompt, index full", rounds, partial(_new_chain, full), full.residency.see)
+
+
+def _new_chain(fleet: Fleet) -> list[BlockHash]:
+    return chain(fleet.prompt())
 
 
 def cost(

@@ -113,11 +113,6 @@ class Condition:
         return self._health is State.READY and not self._draining
 
     @property
-    def is_starting(self) -> bool:
-        """It has never answered: nothing is known against it either."""
-        return self.state is State.STARTING
-
-    @property
     def may_be_tried(self) -> bool:
         """Where no replica accepts: a request costs nothing here, since nothing is known of this
         one, or nothing listened when it was looked at last."""

@@ -218,7 +218,7 @@ class Dispatcher:
             try:
                 cost = max(1, asked.num_tokens - score.candidate.reused_tokens)
                 await replica.places.enter(replace(asked.ticket, cost=cost))
-            except BaseException as error:
+            except BaseException as error:  # cancelled ones too must leave nothing behind
                 claim.drop(asked, self._clock())
                 if isinstance(error, PlaceLostError):
                     return None

@@ -58,13 +58,15 @@ def test_a_new_replica_is_starting_and_gets_nothing():
     replica = Replica()
     condition = replica.condition
     assert condition.state is State.STARTING
-    assert condition.is_starting
+    assert condition.state is State.STARTING
+    assert condition.may_be_tried
     assert not condition.accepts
     for _ in range(10):
         condition.probe_failed("nothing listens there", refused=True)
         condition.request_failed("nothing listens there", refused=True)
         condition.stalled("not a byte for 60 s")
-    assert condition.is_starting
+    assert condition.state is State.STARTING
+    assert condition.may_be_tried
     assert not condition.is_lost
     assert condition.reason == "has not answered yet: nothing listens there"
     assert condition.ejections == 0
@@ -81,7 +83,8 @@ def test_probes_in_a_row_make_it_ready(successes):
     condition.probe_failed("no answer")
     for _ in range(successes - 1):
         condition.probe_ok()
-    assert condition.is_starting
+    assert condition.state is State.STARTING
+    assert condition.may_be_tried
     condition.probe_ok()
     assert condition.accepts
     assert replica.changes == [Transition(State.STARTING, State.READY, "answers")]
@@ -237,7 +240,7 @@ def test_a_replica_that_drains_from_the_start_is_not_starting():
     """It is not asked even where nobody else answers."""
     replica = Replica()
     replica.condition.drain()
-    assert not replica.condition.is_starting
+    assert not replica.condition.may_be_tried
     replica.condition.probe_ok()
     assert not replica.condition.accepts
 
