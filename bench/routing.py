@@ -85,9 +85,9 @@ class Task:
         )
 
 
-def model(task: Task) -> Run:
-    """One run in virtual time."""
-    fleet = ModelFleet(task.workload, task.plan, task.pace)
+def model(task: Task, late_s: float) -> Run:
+    """One run in virtual time; `late_s`: as of ModelFleet."""
+    fleet = ModelFleet(task.workload, task.plan, task.pace, late_s)
     outcomes = fleet.run()
     return run_of(task.asked, outcomes, NUM_REPLICAS, Reading(fleet.busy_s(), None))
 
@@ -150,7 +150,7 @@ def measure_all(
                 task = Task(
                     workload, reference, load, {"kind": policy}, seconds, explain
                 )  # fmt: skip
-                run = model(task) if args.model else measured(task)
+                run = model(task, args.late / 1e3) if args.model else measured(task)
                 say.print(
                     f"{title(run)}, {policy}: hit rate {run.late_hit_rate:.1%}, TTFT mean "
                     f"{run.late_ttft.mean_s:.2f} s, p99 {run.late_ttft.p99_s:.2f} s, "
@@ -214,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=int, help="of each slice (1600 of agents, 2400 of the others)")
     add("--seconds", type=float, help="that arrivals take, in real time (agents 18, others 13)")
     add("--model", action="store_true", help="in virtual time, without a gateway (minutes)")
+    add("--late", type=float, default=0.0, metavar="MS", help="of --model: see routing_model.py")
     add("--json", metavar="FILE")
     add("--markdown", metavar="FILE", help="the table, for the documentation")
     add("--explain", metavar="FILE", help="a line for every request, with its routing decision")

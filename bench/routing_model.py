@@ -4,14 +4,18 @@ simulated schedulers in one process, in virtual time.
 What is missing is what the gateway adds: HTTP, events that take their time, requests that wait for
 a prefix which another one computes. The router knows at every moment what every cache holds. So a
 table takes minutes on a busy machine, says the same each time, and shows what a policy is worth.
+
+What engines report and clients see can be made late (`--late`): steps that end late and HTTP add
+the same few milliseconds to short prompts and long ones, and estimates must not be misled by it.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -33,7 +37,13 @@ from engine_adapter.simulated.timing import StepTiming
 from policies.engine import EngineConfig
 from policies.routing import Routing
 from policies.routing.base import Candidate, Evidence, RouteRequest
-from policies.routing.replica_estimate import FleetPrior, Observed, ReplicaEstimate, Work
+from policies.routing.replica_estimate import (
+    EngineLoad,
+    FleetPrior,
+    Observed,
+    ReplicaEstimate,
+    Work,
+)
 from prefix_store.base import BlockHash
 from prefix_store.hashing import as_token_ids
 
@@ -54,7 +64,11 @@ class _Replica:
 class ModelFleet:
     """One run. Its clock shows simulated seconds; estimates see those of the accelerated run."""
 
-    def __init__(self, workload: Workload, plan: FleetPlan, pace: Pace) -> None:
+    def __init__(
+        self, workload: Workload, plan: FleetPlan, pace: Pace, late_s: float = 0.0
+    ) -> None:
+        """`late_s`: mean of what a step's end and an answer's way add to what is observed, each,
+        in real seconds."""
         limits = SchedulerLimits(
             num_blocks=plan.blocks_per_replica,
             block_size=WIRE_BLOCK_TOKENS,
@@ -73,6 +87,7 @@ class ModelFleet:
             for name in (f"engine-{i}" for i in range(NUM_REPLICAS))
         }
         self._workload = workload
+        self._kv_tokens = plan.blocks_per_replica * WIRE_BLOCK_TOKENS
         self._speed = pace.simulated
         self._scale = pace.simulated / pace.trace
         """Simulated seconds for a second of the trace."""
@@ -80,6 +95,8 @@ class ModelFleet:
         self._arrivals: list[tuple[float, int, Sequence[int]]] = []
         """(time, order, turns of a session that are left): a heap."""
         self._polled_at = 0.0
+        self._late_s = late_s
+        self._random = random.Random(0)
         self._outcomes: dict[int, Outcome] = {}
 
     def run(self) -> list[Outcome]:
@@ -115,10 +132,13 @@ class ModelFleet:
         self._polled_at = now
         for each in self._replicas.values():
             scheduler = each.scheduler
-            free = 1.0 - scheduler.kv_usage
-            each.estimate.polled(
-                scheduler.num_running, scheduler.num_waiting, free, now / self._speed
+            load = EngineLoad(
+                scheduler.num_running,
+                scheduler.num_waiting,
+                1.0 - scheduler.kv_usage,
+                self._kv_tokens,
             )
+            each.estimate.polled(load, now / self._speed)
 
     def _send(self, now: float, indices: Sequence[int]) -> None:
         index = indices[0]
@@ -174,12 +194,24 @@ class ModelFleet:
             return
         outcome = _outcome(index, sequence, replica.name)
         self._outcomes[index] = outcome
-        observed = _observed(sequence, self._speed)
+        observed = self._later(_observed(sequence, self._speed))
         replica.estimate.ended(str(index), now / self._speed, observed)
         if rest:
             following: WireRequest = self._workload.requests[rest[0]]
             at_s = max(following.at_s * self._scale, now + following.think_s * self._scale)
             self._arrive(at_s, rest)
+
+    def _later(self, observed: Observed) -> Observed:
+        if not self._late_s:
+            return observed
+        assert observed.prefill_s is not None
+        assert observed.ttft_s is not None
+        step_s, way_s = (self._random.expovariate(1 / self._late_s) for _ in range(2))
+        return replace(
+            observed,
+            prefill_s=observed.prefill_s + step_s,
+            ttft_s=observed.ttft_s + step_s + way_s,
+        )
 
 
 def hashes_of(job: Job) -> list[BlockHash]:

@@ -7,14 +7,18 @@ searched for the wanted names and not parsed. What is absent or unreadable is No
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
 _KV_USAGE = b"vllm:kv_cache_usage_perc"
+_CACHE_CONFIG = b"vllm:cache_config_info{"
 _GENERATED = b"vllm:generation_tokens_total"
 _STARTED = b"process_start_time_seconds"
+
+_INTEGER_LABELS = re.compile(rb'[{,](kv_cache_size_tokens|num_gpu_blocks|block_size)="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class EngineGauges:
     """Since it started."""
     started_at: float | None = None
     """Unix time at which the server process started; absent with several API servers."""
+    kv_tokens: int | None = None
+    """That its KV memory holds, over all ranks."""
 
     @classmethod
     def parse(cls, page: bytes) -> EngineGauges:
@@ -39,6 +45,7 @@ class EngineGauges:
             running=_count(page, _RUNNING),
             waiting=_count(page, _WAITING),
             kv_free=min(1.0, max(0.0, 1.0 - sum(usage) / len(usage))) if usage else None,
+            kv_tokens=_kv_tokens(page),
             generated_tokens=_sum(page, _GENERATED),
             started_at=_sum(page, _STARTED),
         )
@@ -57,6 +64,22 @@ class EngineGauges:
 def _count(page: bytes, name: bytes) -> int | None:
     total = _sum(page, name)
     return None if total is None else max(0, round(total))
+
+
+def _kv_tokens(page: bytes) -> int | None:
+    """The size stands in labels, one sample a rank. vLLM says it in tokens; older versions say
+    blocks and their size only, which is too much where layers keep a window only."""
+    total, at = 0, page.find(_CACHE_CONFIG)
+    while at >= 0:
+        end = page.find(b"\n", at)
+        line = page[at : end if end >= 0 else len(page)]
+        labels = {name: int(value) for name, value in _INTEGER_LABELS.findall(line)}
+        tokens = labels.get(b"kv_cache_size_tokens")
+        if tokens is None:
+            tokens = labels.get(b"num_gpu_blocks", 0) * labels.get(b"block_size", 0)
+        total += tokens
+        at = page.find(_CACHE_CONFIG, at + len(line))
+    return total or None
 
 
 def _sum(page: bytes, name: bytes) -> float | None:

@@ -52,6 +52,11 @@ class Scheduler:
         return self._cache.usage
 
     @property
+    def kv_tokens(self) -> int:
+        """That its blocks hold; tokens on the wire."""
+        return self._limits.num_blocks * self._limits.block_size
+
+    @property
     def due_at(self) -> float | None:
         """When the running step ends; None when there is nothing to do."""
         return None if self._step is None else self._step.end

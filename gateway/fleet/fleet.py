@@ -24,6 +24,7 @@ from gateway.local.background import Background
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
+from policies.routing.engine_load import EngineLoad
 from policies.routing.replica_estimate import FleetPrior, ReplicaEstimate
 
 log = logging.getLogger(__name__)
@@ -298,8 +299,8 @@ class _Watcher:
         self._events = events
         self._clock = clock
 
-    def polled(self, running: int, waiting: int, kv_free: float | None) -> None:
-        self._replica.estimate.polled(running, waiting, kv_free, self._clock())
+    def polled(self, load: EngineLoad) -> None:
+        self._replica.estimate.polled(load, self._clock())
 
     def restarted(self) -> None:
         log.info("replica %s has restarted", self._replica.id)

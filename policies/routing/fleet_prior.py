@@ -11,6 +11,8 @@ DEFAULT_LOAD_TOKEN_S = 1e-5
 
 _LOAD_BOUND = 1000.0
 """Loads are taken to be within this factor of the default."""
+_TRUSTED_LOADS = 32
+"""The default may be far off, and each observation moves it by twofold at most."""
 
 
 class FleetPrior:
@@ -20,6 +22,11 @@ class FleetPrior:
     def __init__(self) -> None:
         self.prefill = PrefillModel()
         self._load = Correction(bound=_LOAD_BOUND)
+
+    @property
+    def knows_loads(self) -> bool:
+        """Well enough to judge a replica by."""
+        return self._load.observations >= _TRUSTED_LOADS
 
     def observe(self, observed: Observed, prefill_s: float | None) -> None:
         """A finished request; `prefill_s` where it is known."""

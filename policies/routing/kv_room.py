@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from policies.routing.engine_load import EngineLoad
+
 _MIN_USED = 0.02
 """Shares of use below this are too coarse to learn from."""
 _GAIN = 0.2
@@ -10,28 +12,60 @@ _GAIN = 0.2
 class KvRoom:
     """The gauge is seconds old, and a busy fleet places many requests in a second: all of them
     would go to where memory was free then. So what was sent and what ended since is counted, in
-    tokens; how many of them fill the memory is learned from the gauge itself."""
+    tokens.
+
+    Prompts that begin alike share memory, so counted tokens fill less of it than they say: by how
+    much is learned at every look. Where the engine does not say how much it has, that is learned
+    too."""
 
     def __init__(self) -> None:
-        self._polled_free: float | None = None
-        self._polled_tokens = 0
-        self._capacity_tokens: float | None = None
+        self._free: float | None = None
+        """As the gauge said."""
+        self._counted = 0
+        """All our tokens, when it said so."""
+        self._capacity: float | None = None
+        """Counted tokens that fill the memory."""
+        self._is_said = False
+        """The engine said its capacity."""
 
-    def polled(self, free: float | None, tokens: int) -> None:
-        """The gauge says `free`, 0 to 1, while our requests there have `tokens` in all; None where
-        it does not say."""
-        self._polled_free, self._polled_tokens = free, tokens
-        if free is None or tokens <= 0 or 1.0 - free < _MIN_USED:
-            return
-        capacity = tokens / (1.0 - free)
-        if self._capacity_tokens is None:
-            self._capacity_tokens = capacity
+    def polled(self, load: EngineLoad, counted: int, started: int) -> None:
+        """At this look our requests had `counted` tokens in all, `started` of them in requests that
+        have a first token: the others' are not all allocated yet."""
+        self._free, self._counted = load.kv_free, counted
+        self._is_said = load.kv_tokens is not None
+        used = 0.0 if load.kv_free is None else 1.0 - load.kv_free
+        if load.kv_tokens is not None:
+            # With nothing in use there is nothing to share: forgotten step by step.
+            seen = max(load.kv_tokens, started / used if used >= _MIN_USED else 0.0)
+            self._learn(float(seen))
+        elif used >= _MIN_USED and counted > 0:
+            self._learn(counted / used)
+
+    def forget(self) -> None:
+        """The gauge is too old to say anything."""
+        self._free = None
+        self._counted = 0
+
+    def free(self, counted: int) -> float | None:
+        """Share that is free now that our requests have `counted` tokens; None where it is not
+        known."""
+        if self._free is None or self._capacity is None:
+            return self._free
+        return min(1.0, max(0.0, self._free - (counted - self._counted) / self._capacity))
+
+    def missing_tokens(self, counted: int) -> int:
+        """By so many, requests with `counted` tokens do not fit, once all of them are allocated; 0
+        where the engine does not say how much it has."""
+        if self._free is None or self._capacity is None or not self._is_said:
+            return 0
+        return max(0, round(counted - self._capacity))
+
+    def share(self, tokens: int) -> float:
+        """Of the memory, that so many tokens fill."""
+        return tokens / self._capacity if self._capacity else 0.0
+
+    def _learn(self, capacity: float) -> None:
+        if self._capacity is None:
+            self._capacity = capacity
         else:
-            self._capacity_tokens += _GAIN * (capacity - self._capacity_tokens)
-
-    def free(self, tokens: int) -> float | None:
-        """Now that our requests there have `tokens`; None where it is not known."""
-        if self._polled_free is None or self._capacity_tokens is None:
-            return self._polled_free
-        more = (tokens - self._polled_tokens) / self._capacity_tokens
-        return min(1.0, max(0.0, self._polled_free - more))
+            self._capacity += _GAIN * (capacity - self._capacity)

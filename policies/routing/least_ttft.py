@@ -17,7 +17,7 @@ class LeastTtftRouting(Settings):
     replica costs more than computing it again elsewhere."""
 
     kind: Literal["least_ttft"] = "least_ttft"
-    recompute_weight: float = Field(default=2.0, ge=0.0, le=10.0)
+    recompute_weight: float = Field(default=3.0, ge=0.0, le=10.0)
     """What a second of computing counts beyond itself: it keeps others waiting, and its blocks
     push out others'. 0: only this request matters; more: prefixes spread later."""
     tie_share: float = Field(default=0.05, ge=0.0, le=1.0)

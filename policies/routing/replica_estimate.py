@@ -10,13 +10,14 @@ import itertools
 from dataclasses import dataclass
 
 from policies.routing.correction import Correction
+from policies.routing.engine_load import EngineLoad
 from policies.routing.fleet_prior import FleetPrior
 from policies.routing.kv_room import KvRoom
 from policies.routing.prefill_model import TRUSTED
 from policies.routing.prefill_queue import PrefillQueue
 from policies.routing.work import Expected, Observed, Work
 
-__all__ = ["Expected", "FleetPrior", "Observed", "ReplicaEstimate", "Work"]
+__all__ = ["EngineLoad", "Expected", "FleetPrior", "Observed", "ReplicaEstimate", "Work"]
 
 MAX_REQUESTS = 16_384
 """That are remembered as being with a replica; then the oldest are forgotten."""
@@ -31,24 +32,25 @@ _IGNORED = 1.5
 """Replicas whose speeds differ by less count as equal: a short prompt that shares its steps with a
 long one looks slow, and its replica would be avoided for it."""
 
+_LATE_S = 0.02
+"""What networks and the ends of steps may add to every prompt, short or long. If it counted, who
+gets only short ones would look slow, and would never get others."""
+
 _MIN_QUEUE_S = 0.005
 """Queues expected to be shorter teach nothing: what is seen of them is the step under way."""
-_SAME_WORK = 0.25
-"""By how much the delivered work may differ for its time to judge an expectation."""
 _TYPICAL_GAIN = 0.05
 _DEFAULT_TYPICAL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sent:
     """A request of ours, as it was judged when it was sent."""
 
     work: Work
     queue_s: float
     """Uncorrected."""
-    expected_s: float
-    """The whole time to first token, without the correction of the whole."""
     sent: float
+    first_token: float | None = None
 
 
 class ReplicaEstimate:
@@ -57,21 +59,23 @@ class ReplicaEstimate:
 
     def __init__(self, prior: FleetPrior) -> None:
         self._prior = prior
-        self._speed = Correction(bound=16.0, ignored=_IGNORED)
+        self._speed = Correction(bound=16.0, ignored=_IGNORED, floor_s=_LATE_S)
         """Of computing, against the fleet."""
         self._loading = Correction(bound=16.0)
-        self._interference = Correction(bound=4.0)
+        self._interference = Correction(bound=4.0, floor_s=_LATE_S)
         """Of queues, which the decoding of running requests prolongs."""
-        self._bias = Correction(bound=2.0)
-        """Of the time to first token: what the parts do not explain."""
         self._typical_s = _DEFAULT_TYPICAL_S
         """Of computing one prompt."""
+        self._hold_s = 0.0
+        """From a first token to the request's end, typically: so long it holds its memory."""
         self._requests: dict[str, _Sent] = {}
         self._queue = PrefillQueue()
         self._others_running = 0
         self._others_waiting = 0
         self._tokens = 0
         """Of the prompts of our requests."""
+        self._started_tokens = 0
+        """Of those that have their first token."""
         self._kv_room = KvRoom()
         self._polled = 0.0
 
@@ -92,22 +96,22 @@ class ReplicaEstimate:
 
     def expect(self, work: Work, now: float) -> Expected:
         """For a request that would be sent now."""
-        bias = self._bias.factor
-        return Expected(
-            self._queue_s(now) * self._interference.factor * bias,
-            self._load_s(work) * bias,
-            self._prefill_s(work) * bias,
-        )
+        queue_s = self._queue_s(now) * self._interference.factor
+        missing = self._missing(work)
+        if missing > 0:
+            # It waits until others give memory back, and what it would reuse is taken meanwhile.
+            queue_s += self._kv_room.share(missing) * self._hold_s
+            work = work.without(missing)
+        return Expected(queue_s, self._load_s(work), self._prefill_s(work))
 
     def sent(self, key: str, work: Work, now: float) -> None:
         """A request was given to this replica. To be called right after the decision, before
         anything is awaited: the next decision has to know of it."""
         self._forget(now)
         self._drop(key, now)
-        queue_s = self._queue_s(now)
-        parts_s = queue_s * self._interference.factor + self._load_s(work) + self._prefill_s(work)
-        self._requests[key] = _Sent(work, queue_s, parts_s, now)
-        self._tokens += work.uncached_tokens + work.context_tokens
+        work, queue_s = work.without(self._missing(work)), self._queue_s(now)
+        self._requests[key] = _Sent(work, queue_s, now)
+        self._tokens += work.num_tokens
         added_s = self._prior.prefill.added_seconds(work.uncached_tokens, work.context_tokens)
         added_s *= self._speed.factor
         self._queue.add(key, added_s, now)
@@ -116,28 +120,34 @@ class ReplicaEstimate:
     def first_token(self, key: str, now: float) -> None:
         """Its prompt is computed. Unknown keys are ignored."""
         self._queue.remove(key, now)
+        request = self._requests.get(key)
+        if request is not None and request.first_token is None:
+            request.first_token = now
+            self._started_tokens += request.work.num_tokens
 
     def ended(self, key: str, now: float, observed: Observed | None) -> None:
         """However it ended; a second time, or for an unknown key, nothing happens. `observed` of
         one that was answered."""
         request = self._drop(key, now)
+        if request is not None and request.first_token is not None:
+            self._hold_s += _TYPICAL_GAIN * (now - request.first_token - self._hold_s)
         if request is not None and observed is not None:
             self._learn(request, observed)
 
-    def polled(self, running: int, waiting: int, kv_free: float | None, now: float) -> None:
-        """What the engine's own gauges say, others' requests included."""
+    def polled(self, load: EngineLoad, now: float) -> None:
+        """What the engine says of itself."""
         self._forget(now)
-        others = max(0, running + waiting - len(self._requests))
-        self._others_waiting = min(others, max(0, waiting - len(self._queue)))
+        others = max(0, load.running + load.waiting - len(self._requests))
+        self._others_waiting = min(others, max(0, load.waiting - len(self._queue)))
         self._others_running = others - self._others_waiting
-        self._kv_room.polled(kv_free, self._tokens)
+        self._kv_room.polled(load, self._tokens, self._started_tokens)
         self._polled = now
 
     def restarted(self) -> None:
         """A new incarnation: nothing is with it. How fast it is stays known."""
         self._requests.clear()
         self._queue.clear()
-        self._tokens = 0
+        self._tokens = self._started_tokens = 0
         self._forget_gauges()
 
     def _queue_s(self, now: float) -> float:
@@ -148,6 +158,10 @@ class ReplicaEstimate:
             if age_s < GAUGES_EXPIRY_S:
                 queue_s += max(0.0, self._others_waiting * self._typical_s - age_s)
         return queue_s
+
+    def _missing(self, work: Work) -> int:
+        """Tokens by which it does not fit beside all that is with the replica."""
+        return self._kv_room.missing_tokens(self._tokens + work.num_tokens)
 
     def _load_s(self, work: Work) -> float:
         if work.stored_tokens == 0:
@@ -163,23 +177,23 @@ class ReplicaEstimate:
         if prefill_s is None:
             prefill_s = _prefill_without_report(request, observed)
         model = self._prior.prefill
-        known = model.observations >= TRUSTED  # before, the fleet's own error would count as ours
-        if known and work.uncached_tokens > 0 and prefill_s is not None:
+        # Before the fleet's estimates are good, their own errors would count as this replica's.
+        if model.observations >= TRUSTED and work.uncached_tokens > 0 and prefill_s is not None:
             expected_s = model.seconds(work.uncached_tokens, work.context_tokens)
             self._speed.observe(expected_s, prefill_s)
-        if work.stored_tokens > 0 and observed.load_s > 0.0:
+        if self._prior.knows_loads and work.stored_tokens > 0 and observed.load_s > 0.0:
             self._loading.observe(self._prior.load_s(work), observed.load_s)
         self._prior.observe(observed, prefill_s)
         if observed.queue_s is not None and request.queue_s >= _MIN_QUEUE_S:
             self._interference.observe(request.queue_s, observed.queue_s)
-        if known and observed.ttft_s is not None and _same(request.work, work):
-            self._bias.observe(request.expected_s, observed.ttft_s)
 
     def _drop(self, key: str, now: float) -> _Sent | None:
         request = self._requests.pop(key, None)
         if request is not None:
             self._queue.remove(key, now)
-            self._tokens -= request.work.uncached_tokens + request.work.context_tokens
+            self._tokens -= request.work.num_tokens
+            if request.first_token is not None:
+                self._started_tokens -= request.work.num_tokens
         return request
 
     def _forget(self, now: float) -> None:
@@ -197,7 +211,7 @@ class ReplicaEstimate:
 
     def _forget_gauges(self) -> None:
         self._others_running = self._others_waiting = 0
-        self._kv_room.polled(None, 0)
+        self._kv_room.forget()
 
 
 def _prefill_without_report(request: _Sent, observed: Observed) -> float | None:
@@ -205,8 +219,3 @@ def _prefill_without_report(request: _Sent, observed: Observed) -> float | None:
     if observed.ttft_s is None or request.queue_s > 0.0:
         return None
     return max(0.0, observed.ttft_s - observed.load_s)
-
-
-def _same(expected: Work, delivered: Work) -> bool:
-    off = abs(expected.uncached_tokens - delivered.uncached_tokens)
-    return off <= _SAME_WORK * max(1, expected.uncached_tokens)

@@ -16,6 +16,19 @@ class Work:
     context_tokens: int
     """Reused in all, stored ones included: what the computed ones look back on."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole prompt."""
+        return self.uncached_tokens + self.context_tokens
+
+    def without(self, tokens: int) -> Work:
+        """So many of the tokens in the engine's own cache, or all of them, are gone when it is
+        computed."""
+        lost = min(tokens, self.context_tokens - self.stored_tokens)
+        if lost <= 0:
+            return self
+        return Work(self.uncached_tokens + lost, self.stored_tokens, self.context_tokens - lost)
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:

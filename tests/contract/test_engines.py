@@ -281,6 +281,8 @@ async def test_gauges_say_how_busy_it_is(open_engine: OpenEngine) -> None:
     async with open_engine() as engine:
         gauges = await engine.gauges()
         assert (gauges.running, gauges.waiting, gauges.kv_free) == (0, 0, 1.0)
+        assert gauges.kv_tokens is not None
+        assert gauges.kv_tokens >= MAX_MODEL_LEN
         assert gauges.generated_tokens is not None
         assert gauges.started_at is not None
         assert gauges.started_at > 1.7e9

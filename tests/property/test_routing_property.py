@@ -17,6 +17,7 @@ from policies.routing import (
     RouteRequest,
     SessionAffinityRouting,
 )
+from policies.routing.engine_load import EngineLoad
 from policies.routing.replica_estimate import (
     RUNNING_EXPIRY_S,
     FleetPrior,
@@ -194,7 +195,7 @@ class _Life:
             assert argument is None or isinstance(argument, Observed)
             estimate.ended(key, self.now, argument)
         elif action == "polled" and isinstance(argument, int):
-            estimate.polled(argument, argument // 2, 0.5, self.now)
+            estimate.polled(EngineLoad(argument, argument // 2, 0.5, 500 * argument), self.now)
         elif action == "restarted":
             estimate.restarted()
         elif isinstance(argument, float):
@@ -226,7 +227,7 @@ def test_when_all_have_ended_nothing_is_left(steps: list[tuple[str, str, object]
         life.step(*step)
     for key in "abcdef":
         life.estimate.ended(key, life.now, None)
-    life.estimate.polled(0, 0, None, life.now)
+    life.estimate.polled(EngineLoad(0, 0), life.now)
     assert (life.estimate.running, life.estimate.waiting) == (0, 0)
     assert life.queue_s() == 0.0
 
@@ -241,6 +242,6 @@ def test_what_never_ends_is_forgotten(steps: list[tuple[str, str, object]]) -> N
     life.step("first_token", "a", None)
     life.step("sent", "b", Work(1000, 0, 0))
     life.now += RUNNING_EXPIRY_S + 1.0
-    life.estimate.polled(0, 0, None, life.now)
+    life.estimate.polled(EngineLoad(0, 0), life.now)
     assert (life.estimate.running, life.estimate.waiting) == (0, 0)
     assert life.queue_s() == 0.0

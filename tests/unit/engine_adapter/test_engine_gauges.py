@@ -18,6 +18,7 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 # TYPE vllm:num_requests_waiting_by_reason gauge
 vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="16",kv_cache_size_tokens="4096",num_gpu_blocks="300"} 1.0
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{engine="0",model_name="m"} 1234.0
 vllm:generation_tokens_created{engine="0",model_name="m"} 1.78496432e+09
@@ -27,8 +28,36 @@ vllm:generation_tokens_created{engine="0",model_name="m"} 1.78496432e+09
 def test_a_page_of_vllm_is_read():
     """Comments, longer names and braces within labels are not mistaken for samples."""
     assert EngineGauges.parse(PAGE) == EngineGauges(
-        running=3, waiting=2, kv_free=0.75, generated_tokens=1234.0, started_at=1784964320.0
+        running=3,
+        waiting=2,
+        kv_free=0.75,
+        kv_tokens=4096,
+        generated_tokens=1234.0,
+        started_at=1784964320.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        (b'block_size="16",num_gpu_blocks="300"', 4800),
+        (b'num_gpu_blocks="300",engine="0",block_size="16"', 4800),
+        (b'num_gpu_blocks_override="300",block_size="16"', None),
+        (b'block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="10"', 160),
+        (b'model="kv_cache_size_tokens",block_size="16"', None),
+        (b"", None),
+    ],
+)
+def test_the_size_of_kv_memory_stands_in_labels(labels, tokens):
+    """In tokens where the engine says it, else in blocks of so many tokens."""
+    page = b"vllm:cache_config_info{%s} 1.0\n" % labels
+    assert EngineGauges.parse(page).kv_tokens == tokens
+
+
+def test_the_memory_of_all_ranks_counts():
+    """Each has a sample of its own."""
+    line = b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="100"} 1.0'
+    assert EngineGauges.parse(b"\n".join(line % rank for rank in range(3))).kv_tokens == 300
 
 
 def test_ranks_behind_one_server_are_summed():

@@ -20,8 +20,11 @@ from gateway.fleet.activity import Activity
 from gateway.fleet.condition import Condition
 from gateway.fleet.health_checks import HealthCheck
 from policies.fleet import HealthConfig
+from policies.routing.engine_load import EngineLoad
 
-BUSY = EngineGauges(running=3, waiting=2, kv_free=0.25, generated_tokens=10.0, started_at=5.0)
+BUSY = EngineGauges(
+    running=3, waiting=2, kv_free=0.25, kv_tokens=4096, generated_tokens=10.0, started_at=5.0
+)
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Engine:
     computes: EngineAdapterError | None = None
     asked: list[str] = field(default_factory=list)
     polled_thrice: asyncio.Event = field(default_factory=asyncio.Event)
-    polls: list[tuple[int, int, float | None]] = field(default_factory=list)
+    polls: list[EngineLoad] = field(default_factory=list)
     restarts: int = 0
     lost_at_restart: bool = False
     activity: Activity = field(default_factory=Activity)
@@ -66,8 +69,8 @@ class Engine:
         if self.computes is not None:
             raise self.computes
 
-    def polled(self, running: int, waiting: int, kv_free: float | None) -> None:
-        self.polls.append((running, waiting, kv_free))
+    def polled(self, load: EngineLoad) -> None:
+        self.polls.append(load)
         if len(self.polls) == 3:
             self.polled_thrice.set()
 
@@ -91,7 +94,7 @@ async def test_a_healthy_replica_gets_ready_and_its_gauges_are_told():
     await engine.looks()
     assert engine.condition.accepts
     assert engine.asked == ["health", "gauges"]
-    assert engine.polls == [(3, 2, 0.25)]
+    assert engine.polls == [EngineLoad(3, 2, 0.25, 4096)]
     assert engine.restarts == 0
 
 
@@ -108,7 +111,7 @@ async def test_free_kv_memory_may_be_unknown():
     """Counts of requests are told all the same."""
     engine = Engine(page=EngineGauges(running=1, waiting=0))
     await engine.looks()
-    assert engine.polls == [(1, 0, None)]
+    assert engine.polls == [EngineLoad(1, 0)]
 
 
 @pytest.mark.parametrize(
