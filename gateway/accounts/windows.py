@@ -49,14 +49,22 @@ class _Ring:
         self._rows = np.zeros((SLOTS + 1, width), dtype)
         self._slot_ticks = slot_ticks
         self._slot = 0
+        # Many counts are summed as they come and go, which is exact. Amounts are few, and what
+        # rounding leaves of them would add up, so they are summed anew each time.
+        is_exact = np.issubdtype(self._rows.dtype, np.integer)
+        self._total = np.zeros(width, np.float64) if is_exact else None
 
     def add(self, tick: int, cells: NDArray[np.float64]) -> None:
         self._advance(tick // self._slot_ticks)
         row = self._rows[self._slot % (SLOTS + 1)]
         np.add(row, cells, out=row, casting="unsafe")
+        if self._total is not None:
+            self._total += cells
 
     def total(self, tick: int) -> NDArray[np.float64]:
         self._advance(tick // self._slot_ticks)
+        if self._total is not None:
+            return self._total.copy()
         total: NDArray[np.float64] = self._rows.sum(axis=0, dtype=np.float64)
         return total
 
@@ -64,11 +72,16 @@ class _Ring:
         self._advance(tick // self._slot_ticks)
         other._advance(tick // self._slot_ticks)
         np.add(self._rows, other._rows, out=self._rows, casting="unsafe")
+        if self._total is not None:
+            self._total += other._rows.sum(axis=0, dtype=np.float64)
 
     def _advance(self, slot: int) -> None:
         # After a long silence each row is cleared once, not once for every slot that passed.
         for passed in range(self._slot + 1, min(slot, self._slot + SLOTS + 1) + 1):
-            self._rows[passed % (SLOTS + 1)] = 0
+            row = self._rows[passed % (SLOTS + 1)]
+            if self._total is not None:
+                self._total -= row
+            row[:] = 0
         self._slot = max(self._slot, slot)
 
 

@@ -7,14 +7,15 @@ ids from the configuration, outcomes, kinds, reasons; never tenants, models or r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.accounts.record import Outcome, RequestRecord
+from gateway.accounts.record import FirstToken, Outcome, RequestRecord
 from gateway.accounts.stats_schema import CacheStats, PromptTokenCounts, WindowStats
 from gateway.accounts.tally import PARTS
 from gateway.stats.fleet_metrics import fleet_metrics
@@ -33,31 +34,19 @@ _BUCKETS_S = (
 
 
 class Metrics:
-    """Has its own registry, so several can live in one process."""
+    """Its histograms are its own, so several can live in one process."""
 
-    def __init__(self, stats: Callable[[], CacheStats]) -> None:
-        """`stats`: makes a fresh snapshot; called once a scrape."""
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._family = Histogram(
-            "headstart_first_token_seconds",
-            "Time to first token (part=total) and its parts, in seconds.",
-            ("replica", "part"),
-            registry=self._registry,
-            buckets=_BUCKETS_S,
-        )
-        self._first_token: dict[str, list[Histogram]] = {}
+    def __init__(self) -> None:
+        self._first_token: dict[str, _FirstToken] = {}
         self.add_replica(NO_REPLICA)
-        self._registry.register(_StatsCollector(stats))
 
     def add_replica(self, replica: str) -> None:
         """It has series of its own from now on."""
-        self._first_token[replica] = [self._family.labels(replica, part) for part in PARTS]
+        self._first_token[replica] = _FirstToken(replica)
 
     def remove_replica(self, replica: str) -> None:
         """It has none any more."""
-        if self._first_token.pop(replica, None) is not None:
-            for part in PARTS:
-                self._family.remove(replica, part)
+        self._first_token.pop(replica, None)
 
     def observe(self, record: RequestRecord) -> None:
         """Once for each ended request."""
@@ -65,31 +54,72 @@ class Metrics:
         if first is None:
             return
         histograms = self._first_token.get(record.replica or NO_REPLICA)
-        if histograms is None:
-            return  # of a replica that is gone
+        if histograms is not None:  # else of a replica that is gone
+            histograms.observe(first)
+
+    def exposing(self, stats: CacheStats) -> Generator[None, None, bytes]:
+        """The page, of type CONTENT_TYPE, in pieces of a few milliseconds at most: a family or a
+        replica's histograms each."""
+        texts = []
+        for family in _families(stats):
+            texts.append(_text(family))
+            yield
+        for number, histograms in enumerate(list(self._first_token.values())):
+            texts.append(_text(histograms.family(), with_header=number == 0))
+            yield
+        return b"".join(texts)
+
+
+class _FirstToken:
+    """The histograms of one replica."""
+
+    def __init__(self, replica: str) -> None:
+        self._histogram = Histogram(
+            "headstart_first_token_seconds",
+            "Time to first token (part=total) and its parts, in seconds.",
+            ("replica", "part"),
+            registry=None,
+            buckets=_BUCKETS_S,
+        )
+        self._parts = [self._histogram.labels(replica, part) for part in PARTS]
+
+    def observe(self, first: FirstToken) -> None:
         parts = (first.ttft_s, first.gateway_s, first.queue_s, first.prefill_s, first.delivery_s)
-        for histogram, duration_s in zip(histograms, parts, strict=True):
+        for histogram, duration_s in zip(self._parts, parts, strict=True):
             if duration_s is not None:
                 histogram.observe(max(0.0, duration_s))
 
-    def expose(self) -> bytes:
-        """The page, of type CONTENT_TYPE."""
-        return generate_latest(self._registry)
+    def family(self) -> Metric:
+        (family,) = self._histogram.collect()
+        return family
 
 
-class _StatsCollector(Collector):
-    def __init__(self, stats: Callable[[], CacheStats]) -> None:
-        self._stats = stats
+@dataclass(frozen=True, slots=True)
+class _Single(Collector):
+    """What prometheus_client writes out: one family."""
+
+    family: Metric
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats()
-        info = GaugeMetricFamily("headstart_info", "Always 1.", labels=("version", "model"))
-        info.add_metric((stats.version, stats.model), 1)
-        yield info
-        yield from _requests(stats)
-        yield from _now(stats)
-        yield from store_metrics(stats.store)
-        yield from fleet_metrics(stats)
+        yield self.family
+
+
+def _text(family: Metric, *, with_header: bool = True) -> bytes:
+    """In Prometheus' format. The families of several replicas are one there, with one header."""
+    # When a series began is told by process_start_time_seconds, and would double the lines.
+    family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+    text: bytes = generate_latest(_Single(family))
+    return text if with_header else text.split(b"\n", 2)[2]
+
+
+def _families(stats: CacheStats) -> Iterator[Metric]:
+    info = GaugeMetricFamily("headstart_info", "Always 1.", labels=("version", "model"))
+    info.add_metric((stats.version, stats.model), 1)
+    yield info
+    yield from _requests(stats)
+    yield from _now(stats)
+    yield from store_metrics(stats.store)
+    yield from fleet_metrics(stats)
 
 
 def _requests(stats: CacheStats) -> Iterator[Metric]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Generator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +34,8 @@ from gateway.stats.store_probe import StoreProbe
 from gateway.web.exchange import Exchange
 from prefix_store.residency import Residency
 
+T = TypeVar("T")
+
 
 class Side(Protocol):
     """Work beside the requests."""
@@ -50,7 +53,7 @@ class Fleet(Protocol):
 
 
 class StatsPage:
-    """Reads from everybody, owns nothing but the Prometheus registry."""
+    """Reads from everybody, owns nothing but the histograms of /metrics."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class StatsPage:
         self._loop_lag = loop_lag
         self._outcomes = outcomes
         self._request_log = request_log
-        self._metrics = Metrics(self.snapshot)
+        self._metrics = Metrics()
 
     def show(self, fleet: Fleet) -> None:
         """The replicas whose state is served; each is told by `add_replica` as well."""
@@ -105,16 +108,18 @@ class StatsPage:
     async def cache_stats(self, exchange: Exchange) -> None:
         """GET /cache/stats."""
         await self._refresh()
-        await exchange.send(200, self.snapshot().model_dump_json().encode())
+        stats = await self.snapshot()
+        await exchange.send(200, stats.model_dump_json().encode())
 
     async def metrics(self, exchange: Exchange) -> None:
         """GET /metrics."""
         await self._refresh()
-        await exchange.send(200, self._metrics.expose(), content_type=CONTENT_TYPE)
+        page = await in_between(self._metrics.exposing(await self.snapshot()))
+        await exchange.send(200, page, content_type=CONTENT_TYPE)
 
-    def snapshot(self) -> CacheStats:
+    async def snapshot(self) -> CacheStats:
         """Everything as it stands; the store as it was when it was last asked."""
-        return self._accounting.snapshot(gauges=self._gauges())
+        return await in_between(self._accounting.building(gauges=self._gauges()))
 
     async def _refresh(self) -> None:
         if self._store is not None:
@@ -220,6 +225,17 @@ def event_gauges(followed: Followed) -> EventGauges:
         overflow_blocks=source.overflow,
         foreign_events=source.foreign_groups + source.foreign_media,
     )
+
+
+async def in_between(work: Generator[None, None, T]) -> T:
+    """The work's result; after each of its pieces whoever waits for the loop comes first."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 def _side_gauges(side: Side | None) -> SideGauges | None:

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.accounts.windows import SLOT_TICKS, Window, Windows, first_tick
 
@@ -77,3 +79,28 @@ def test_windows_start_with_the_gateway() -> None:
     assert {first_tick(window, 59) for window in Window} == {0}
     assert first_tick(Window.LAST_1M, 100) == 40
     assert first_tick(Window.LAST_10M, 1009) == 400
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.integers(0, 5)), max_size=60),
+    st.integers(0, 4000),
+)
+def test_counts_that_are_summed_as_they_come_and_go_equal_those_summed_anew(
+    entries: list[tuple[int, int, int]], wait: int
+) -> None:
+    """Whatever passed meanwhile, and also when the sums of another were taken over."""
+    summed, counted, other = (Windows(4, dtype) for dtype in (np.float64, np.uint32, np.uint32))
+    other_summed = Windows(4)
+    tick = 0
+    for later, column, count in entries:
+        tick += later
+        pair = (other, other_summed) if later % 2 else (counted, summed)
+        for windows in pair:
+            windows.cells(tick)[column] += count
+    for window in Window:
+        assert counted.total(window, tick).tolist() == summed.total(window, tick).tolist()
+    counted.absorb(other, tick)
+    summed.absorb(other_summed, tick)
+    for window in Window:
+        left, right = (each.total(window, tick + wait) for each in (counted, summed))
+        assert left.tolist() == right.tolist()

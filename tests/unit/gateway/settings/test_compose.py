@@ -23,6 +23,7 @@ from gateway.accounts.gauges import (
     StoreGauges,
     TierGauges,
 )
+from gateway.accounts.pieces import at_once
 from gateway.cli.main import build_parser
 from gateway.settings.config_file import load_config
 from gateway.stats.metrics import Metrics
@@ -194,9 +195,9 @@ def exposed_metrics() -> set[str]:
         ),
     )
     accounting = Accounting(["a"], model="m", version="0", block_size=32)
-    metrics = Metrics(lambda: accounting.snapshot(gauges=gauges))
+    metrics = Metrics()
     metrics.add_replica("a")
-    page = metrics.expose().decode()
+    page = at_once(metrics.exposing(accounting.snapshot(gauges=gauges))).decode()
     return set(re.findall(r"^(headstart_\w+)", page, re.MULTILINE))
 
 

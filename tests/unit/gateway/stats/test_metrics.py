@@ -15,8 +15,8 @@ from gateway.accounts.gauges import (
     StoreGauges,
     TierGauges,
 )
+from gateway.accounts.pieces import at_once
 from gateway.accounts.record import FirstToken, Outcome, PromptTokens, RequestRecord
-from gateway.accounts.stats_schema import CacheStats
 from gateway.stats.metrics import Metrics
 
 STORE = StoreGauges(
@@ -99,19 +99,16 @@ def ended(
 def scrape(*records: RequestRecord, gauges: Gauges = GAUGES) -> dict[str, float]:
     """Samples by name and labels, as Prometheus' own parser reads them."""
     accounting = Accounting(["a", "b"], model="m", version="1", block_size=32)
-
-    def stats() -> CacheStats:
-        return accounting.snapshot(gauges=gauges)
-
-    metrics = Metrics(stats)
+    metrics = Metrics()
     for replica in ("a", "b"):
         metrics.add_replica(replica)
     for record in records:
         accounting.record(record)
         metrics.observe(record)
+    page = at_once(metrics.exposing(accounting.snapshot(gauges=gauges)))
     return {
         sample.name + "".join(f",{k}={v}" for k, v in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(metrics.expose().decode())
+        for family in text_string_to_metric_families(page.decode())
         for sample in family.samples
     }
 
@@ -224,13 +221,14 @@ def test_the_fleet_is_exported() -> None:
 def test_the_series_of_a_removed_replica_end() -> None:
     """And nothing else jumps."""
     accounting = Accounting(["a"], model="m", version="1", block_size=32)
-    metrics = Metrics(lambda: accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0)))
+    metrics = Metrics()
     metrics.add_replica("a")
     metrics.observe(ended())
     accounting.record(ended())
     metrics.remove_replica("a")
     accounting.remove_replica("a")
-    page = metrics.expose().decode()
+    stats = accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0))
+    page = at_once(metrics.exposing(stats)).decode()
     assert 'replica="a"' not in page
     assert 'headstart_requests_total{outcome="ok",replica="none"} 0.0' in page
 
