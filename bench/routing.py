@@ -212,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--policy", action="append", choices=POLICIES, help="only this one (repeat)")
     add("--load", action="append", type=float, help="only this one, such as 0.65 (repeat)")
     add("--requests", type=int, help="of each slice (1600 of agents, 2400 of the others)")
-    add("--seconds", type=float, help="that arrivals take, in real time (agents 18, others 13)")
+    add("--seconds", type=float, help="that arrivals take, in real time (30)")
     add("--model", action="store_true", help="in virtual time, without a gateway (minutes)")
     add("--late", type=float, default=0.0, metavar="MS", help="of --model: see routing_model.py")
     add("--json", metavar="FILE")

@@ -39,14 +39,14 @@ class Slice:
     num_requests: int
     """Of all windows together."""
     seconds: float
-    """Real time in which its arrivals come. Agents get more: their answers take long and their
-    first tokens do not, so what HTTP adds would be a larger part of these."""
+    """Real time in which its arrivals come. With less of it the milliseconds that HTTP and two
+    cores add would be seconds of simulated time, and would hide what a policy is worth."""
 
 
 SLICES = (
-    Slice("agent_sessions_a", (0.3, 0.5, 0.7), 1600, 18.0),
-    Slice("conversation", (0.25,), 2400, 13.0),
-    Slice("synthetic", (0.25,), 2400, 13.0),
+    Slice("agent_sessions_a", (0.3, 0.5, 0.7), 1600, 30.0),
+    Slice("conversation", (0.25,), 2400, 30.0),
+    Slice("synthetic", (0.25,), 2400, 30.0),
 )
 
 

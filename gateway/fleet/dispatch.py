@@ -116,7 +116,7 @@ class Dispatcher:
         began = self._clock()
         joined: Warming | None = None
         may_join = self._coalescing.max_wait > 0
-        patience = _Patience(self._coalescing.max_wait, asked.ticket.deadline)
+        patience: _Patience | None = None
         while True:
             options = self._options(asked)
             match = self._match(asked)
@@ -126,6 +126,8 @@ class Dispatcher:
             decision = self._router.decide(asked.route, self._candidates(asked, options, known))
             if may_join and joined is not None and joined.replica == decision.best.replica:
                 self.decisions.joined += 1
+                if patience is None:
+                    patience = _Patience(self._coalescing.max_wait, asked.ticket.deadline)
                 await joined.wait(patience.left_s)
                 # One that failed is joined by nobody: of those who waited for it one goes first.
                 may_join = joined.failed and patience.left_s > 0

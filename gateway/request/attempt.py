@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import TracebackType
 
@@ -49,6 +50,7 @@ class Attempt:
         self._replica = assignment.replica
         self._lifeline = assignment.replica.losses.lifeline()
         self._computed = False
+        self._telling: asyncio.Handle | None = None
         self._failure: str | None = None
 
     def failed(self, reason: str) -> None:
@@ -65,10 +67,15 @@ class Attempt:
         self._lifeline.release()
 
     def first_token(self) -> None:
-        """The prompt is computed. May be called for every piece from then on."""
+        """The prompt is computed. May be called for every piece from then on. Told to others right
+        after what runs now, so that the piece with the token need not wait for it."""
         if not self._computed:
             self._computed = True
-            self._dispatcher.first_token(self._asked, self._assignment)
+            self._telling = asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        self._dispatcher.first_token(self._asked, self._assignment)
 
     async def __aenter__(self) -> Attempt:
         self._replica.activity.began(time.monotonic())
@@ -86,6 +93,9 @@ class Attempt:
         traceback: TracebackType | None,
     ) -> None:
         self._replica.activity.ended()
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell()
         self._judge(error)
         await self._lifeline.__aexit__(kind, error, traceback)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import uuid
 from collections.abc import Mapping
@@ -96,6 +97,7 @@ class Proxy:
         self._dispatcher = dispatcher
         self._sampler = sampler
         self._ended = ended
+        self._keys = map(str, itertools.count())
         self._roots: dict[tuple[Served, str], BlockHash] = {}
 
     async def chat(self, exchange: Exchange) -> None:
@@ -147,7 +149,7 @@ class Proxy:
                     num_tokens=call.prompt.num_tokens if call.prompt else 0,
                 )
                 asked = Asked(
-                    key=uuid.uuid4().hex,
+                    key=next(self._keys),
                     request_id=call.request_id,
                     model=served.name,
                     block_size=served.block_size,
