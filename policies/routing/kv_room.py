@@ -27,6 +27,8 @@ class KvRoom:
         """Counted tokens that fill the memory."""
         self._is_said = False
         """The engine said its capacity."""
+        self._others = 0.0
+        """Share of the memory that requests of others held at the last look."""
 
     def polled(self, load: EngineLoad, counted: int, started: int) -> None:
         """At this look our requests had `counted` tokens in all, `started` of them in requests that
@@ -40,6 +42,7 @@ class KvRoom:
             self._learn(float(seen))
         elif used >= _MIN_USED and counted > 0:
             self._learn(counted / used)
+        self._others = max(0.0, used - self.share(counted))
 
     def forget(self) -> None:
         """The gauge is too old to say anything."""
@@ -58,7 +61,7 @@ class KvRoom:
         where the engine does not say how much it has."""
         if self._free is None or self._capacity is None or not self._is_said:
             return 0
-        return max(0, round(counted - self._capacity))
+        return max(0, round(counted - self._capacity * (1.0 - self._others)))
 
     def share(self, tokens: int) -> float:
         """Of the memory, that so many tokens fill."""

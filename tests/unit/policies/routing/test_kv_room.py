@@ -84,3 +84,11 @@ def test_shared_memory_is_learned_and_forgotten() -> None:
     for _ in range(50):
         room.polled(load(1.0, 10_000), 0, 0)
     assert room.missing_tokens(12_000) == pytest.approx(2000, abs=20)
+
+
+def test_what_others_hold_is_not_there_for_ours() -> None:
+    """Requests of other gateways are in the gauge, and in no count of ours."""
+    room = KvRoom()
+    room.polled(load(0.4, 10_000), 1000, 1000)
+    assert room.missing_tokens(5000) == 0
+    assert room.missing_tokens(6000) == 1000
