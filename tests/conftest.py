@@ -335,13 +335,12 @@ def free_ports(count: int) -> list[int]:
 _SHARED_ENGINE = {"engine_stack", "engine_url", "stack"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """For several processes (`-n 2 --dist loadgroup`): tests of the shared engine stay in one of
     them, and so do those of a file, whose fixtures are made once."""
-    for item in items:
-        assert isinstance(item, pytest.Function)
-        shares = _SHARED_ENGINE.intersection(item.fixturenames)
-        item.add_marker(pytest.mark.xdist_group("engine" if shares else item.path.name))
+    assert isinstance(item, pytest.Function)
+    shares = _SHARED_ENGINE.intersection(item.fixturenames)
+    item.add_marker(pytest.mark.xdist_group("engine" if shares else item.path.name))
 
 
 @pytest.fixture(scope="session")
