@@ -300,7 +300,7 @@ async def test_lag_counts_until_a_batch_is_applied(tmp_path: Path) -> None:
         silent = f"tcp://127.0.0.1:{free_port()}"
         subscriber = EventSubscriber("e", publisher.endpoint, silent, sink, replay_timeout_s=0.3)
         async with running(subscriber):
-            publisher.pub.connect(publisher.endpoint)
+            await publisher.connect()
             await until(lambda: subscriber.state().connected)
             await publisher.publish(stored(1))
             await until(lambda: (subscriber.state().lag_s or 0.0) > 0.0)
@@ -335,13 +335,18 @@ class Engine:
 
     def __init__(self) -> None:
         self.context = zmq.asyncio.Context()
-        self.pub = self.context.socket(zmq.PUB)
+        self.pub = self.context.socket(zmq.XPUB)  # a PUB that says who has subscribed
         self.port = free_port()
         self.sequence = 0
 
     @property
     def endpoint(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
+
+    async def connect(self) -> None:
+        """Until the subscriber will hear what is published: what comes earlier is lost."""
+        self.pub.connect(self.endpoint)
+        assert (await self.pub.recv())[:1] == b"\x01"
 
     async def publish(self, *events: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
         payload = encode(EventBatch(float(self.sequence), list(events)))
@@ -377,7 +382,7 @@ async def test_engine_that_connects_is_followed_without_its_replay() -> None:
             "e", publisher.endpoint, silent, sink, replay_timeout_s=0.05, max_retry_s=0.2
         )
         async with running(subscriber):
-            publisher.pub.connect(publisher.endpoint)
+            await publisher.connect()
             await until(lambda: subscriber.state().connected)
             await until(lambda: subscriber.state().problem is not None)
             assert subscriber.state().problem == f"the replay endpoint {silent} does not answer"
@@ -399,7 +404,7 @@ async def test_malformed_messages_are_counted_and_survived() -> None:
         silent = f"tcp://127.0.0.1:{free_port()}"
         subscriber = EventSubscriber("e", publisher.endpoint, silent, sink, replay_timeout_s=0.05)
         async with running(subscriber):
-            publisher.pub.connect(publisher.endpoint)
+            await publisher.connect()
             await until(lambda: subscriber.state().problem is not None)
             await until(lambda: subscriber.state().connected)
             await publisher.send(b"only one frame")

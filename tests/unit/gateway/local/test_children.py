@@ -54,7 +54,7 @@ def is_running(pid: int) -> bool:
     """Zombies do not count: whoever inherits them decides when they are collected."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or while it was read
         return False
 
 
