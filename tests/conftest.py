@@ -332,27 +332,6 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-_SHARED_ENGINE = {"engine_stack", "engine_url", "stack"}
-
-
-def pytest_configure() -> None:
-    """Engines of tests that run in several processes compute on a core each. On the same cores
-    their threads would wait for each other all the time."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
-        cores = sorted(os.sched_getaffinity(0))
-        core = cores[int(worker.removeprefix("gw")) % len(cores)]
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """For several processes (`-n 2 --dist loadgroup`): tests of the shared engine stay in one of
-    them, and so do those of a file, whose fixtures are made once."""
-    assert isinstance(item, pytest.Function)
-    shares = _SHARED_ENGINE.intersection(item.fixturenames)
-    item.add_marker(pytest.mark.xdist_group("engine" if shares else item.path.name))
-
-
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The real model, fetched into the user's cache at the first use."""
