@@ -23,7 +23,8 @@ class LeastTtftRouting(Settings):
     tie_share: float = Field(default=0.05, ge=0.0, le=1.0)
     """Replicas that are worse than the best by less than this share ..."""
     tie: Duration = Field(default=0.001, ge=0.0)
-    """... or by less than this are equal: free KV memory, then load, then turns decide."""
+    """... or by less than this are equal: what they reuse, then free KV memory, then load, then
+    turns decide. Where computing is thought to cost next to nothing, it is better not done."""
 
     def router(self) -> LeastTtftRouter:
         """A router with nothing seen yet."""
@@ -68,14 +69,14 @@ def _by_room_and_score(score: Score) -> tuple[bool, float]:
     return is_full(score.candidate), score.score
 
 
-def _comfort(candidates: Sequence[Candidate]) -> Callable[[Score], tuple[float, float]]:
+def _comfort(candidates: Sequence[Candidate]) -> Callable[[Score], tuple[int, float, float]]:
     """What decides among equals; less is better. Free KV memory in tenths, where all say it: a
     smaller difference does not matter."""
     known = all(each.kv_free is not None for each in candidates)
 
-    def key(score: Score) -> tuple[float, float]:
+    def key(score: Score) -> tuple[int, float, float]:
         candidate = score.candidate
         free = candidate.kv_free if known else None
-        return -round(free or 0.0, 1), candidate.load
+        return -candidate.reused_tokens, -round(free or 0.0, 1), candidate.load
 
     return key

@@ -221,6 +221,14 @@ def test_a_queue_is_weighed_against_a_prefix() -> None:
     assert chosen(router, [candidate("a", prefill_s=0.01, queue_s=0.9), cold]) == "b"
 
 
+def test_near_ties_go_to_where_more_is_reused() -> None:
+    """Where computing is thought to cost next to nothing, as after a few noisy observations."""
+    router = LeastTtftRouting().router()
+    warm = candidate("a", prefill_s=0.1, device_tokens=192, running=3, kv_free=0.2)
+    cold = candidate("b", prefill_s=0.1, kv_free=0.9)
+    assert chosen(router, [cold, warm]) == "a"
+
+
 def test_near_ties_go_to_where_more_kv_memory_is_free() -> None:
     """A few milliseconds are noise."""
     router = LeastTtftRouting().router()
