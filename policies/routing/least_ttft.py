@@ -23,8 +23,8 @@ class LeastTtftRouting(Settings):
     tie_share: float = Field(default=0.05, ge=0.0, le=1.0)
     """Replicas that are worse than the best by less than this share ..."""
     tie: Duration = Field(default=0.001, ge=0.0)
-    """... or by less than this are equal: what they reuse, then free KV memory, then load, then
-    turns decide. Where computing is thought to cost next to nothing, it is better not done."""
+    """... or by less than this are equal: who holds most of the prompt comes first, then free KV
+    memory, then load, then turns decide."""
 
     def router(self) -> LeastTtftRouter:
         """A router with nothing seen yet."""
@@ -52,7 +52,7 @@ class LeastTtftRouter:
         reason = "least expected time to first token"
         if len(ties) > 1:
             reason = "equal times, more room"
-            ties.sort(key=_comfort(candidates))
+            ties.sort(key=_comfort(request, candidates))
         equal = {each.candidate.replica for each in ties}
         rest = [each for each in scores if each.candidate.replica not in equal]
         rest.sort(key=_by_room_and_score)
@@ -69,14 +69,18 @@ def _by_room_and_score(score: Score) -> tuple[bool, float]:
     return is_full(score.candidate), score.score
 
 
-def _comfort(candidates: Sequence[Candidate]) -> Callable[[Score], tuple[int, float, float]]:
-    """What decides among equals; less is better. Free KV memory in tenths, where all say it: a
-    smaller difference does not matter."""
+def _comfort(
+    request: RouteRequest, candidates: Sequence[Candidate]
+) -> Callable[[Score], tuple[bool, float, float]]:
+    """What decides among equals; less is better. Who holds more than half of the prompt: where
+    computing is thought to cost next to nothing, it is better not done. Free KV memory in tenths,
+    where all say it: a smaller difference does not matter."""
     known = all(each.kv_free is not None for each in candidates)
 
-    def key(score: Score) -> tuple[int, float, float]:
+    def key(score: Score) -> tuple[bool, float, float]:
         candidate = score.candidate
         free = candidate.kv_free if known else None
-        return -candidate.reused_tokens, -round(free or 0.0, 1), candidate.load
+        lacks = 2 * candidate.reused_tokens <= request.num_tokens
+        return lacks, -round(free or 0.0, 1), candidate.load
 
     return key

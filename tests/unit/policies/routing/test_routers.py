@@ -221,12 +221,14 @@ def test_a_queue_is_weighed_against_a_prefix() -> None:
     assert chosen(router, [candidate("a", prefill_s=0.01, queue_s=0.9), cold]) == "b"
 
 
-def test_near_ties_go_to_where_more_is_reused() -> None:
-    """Where computing is thought to cost next to nothing, as after a few noisy observations."""
+@pytest.mark.parametrize(("held", "best"), [(900, "a"), (400, "b")])
+def test_near_ties_go_to_who_holds_most_of_the_prompt(held: int, best: str) -> None:
+    """Where computing is thought to cost next to nothing, as after a few noisy observations. A
+    small common beginning draws nobody to where there is less room."""
     router = LeastTtftRouting().router()
-    warm = candidate("a", prefill_s=0.1, device_tokens=192, running=3, kv_free=0.2)
+    warm = candidate("a", prefill_s=0.1, device_tokens=held, running=3, kv_free=0.2)
     cold = candidate("b", prefill_s=0.1, kv_free=0.9)
-    assert chosen(router, [cold, warm]) == "a"
+    assert chosen(router, [cold, warm]) == best
 
 
 def test_near_ties_go_to_where_more_kv_memory_is_free() -> None:
