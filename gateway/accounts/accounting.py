@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from gateway.accounts import tally
 from gateway.accounts.gauges import Gauges, ReplicaGauges
-from gateway.accounts.pieces import at_once
 from gateway.accounts.prefill_curve import PrefillCurve
 from gateway.accounts.record import FirstToken, Outcome, RequestRecord
 from gateway.accounts.stats_schema import (
@@ -110,13 +109,9 @@ class Accounting:
         cells[tally.Column.RENDERINGS_CHECKED] += 1
         cells[tally.Column.RENDERINGS_UNCONFIRMED] += not confirmed
 
-    def snapshot(self, *, gauges: Gauges) -> CacheStats:
-        """Everything as it stands now."""
-        return at_once(self.building(gauges=gauges))
-
-    def building(self, *, gauges: Gauges) -> Generator[None, None, CacheStats]:
-        """The snapshot in pieces of about a millisecond, one or two for each replica, between which
-        others may run: all of it is as it stood at the begin."""
+    def snapshot(self, *, gauges: Gauges) -> Generator[None, None, CacheStats]:
+        """Everything as it stands at the first piece. Made in pieces of about a millisecond, one
+        for each replica, between which others may run; returns the result."""
         uptime_s = self._uptime_s()
         ledgers = dict(self._ledgers)
         sums = {replica: ledger.sums(int(uptime_s)) for replica, ledger in ledgers.items()}

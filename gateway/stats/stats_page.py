@@ -119,7 +119,7 @@ class StatsPage:
 
     async def snapshot(self) -> CacheStats:
         """Everything as it stands; the store as it was when it was last asked."""
-        return await in_between(self._accounting.building(gauges=self._gauges()))
+        return await in_between(self._accounting.snapshot(gauges=self._gauges()))
 
     async def _refresh(self) -> None:
         if self._store is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 FLOOR_S = 0.001
-"""Of clocks."""
+"""What clocks and rounding make of nothing."""
 
 _MAX_STEP = 0.7
 """Of the logarithm: one observation counts as at most twice or half of what was expected."""

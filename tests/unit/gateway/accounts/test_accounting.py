@@ -4,6 +4,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+from pieces import at_once
 
 from gateway.accounts.accounting import Accounting
 from gateway.accounts.gauges import EventGauges, Gauges, ReplicaGauges
@@ -87,7 +88,7 @@ def accounting_of(clock: Callable[[], float], *replicas: str) -> Accounting:
 
 
 def stats_of(accounting: Accounting) -> CacheStats:
-    return accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0))
+    return at_once(accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0)))
 
 
 def total_of(accounting: Accounting) -> WindowStats:
@@ -314,7 +315,7 @@ def test_gauges_are_passed_on(clock: Clock) -> None:
     """What the caller knows of the present stands in the snapshot."""
     state = ReplicaGauges(in_flight=1, events=EventGauges(connected=True, last_sequence=9))
     gauges = Gauges(in_flight=3, waiting=2, loop_lag_s=0.01, replicas={"a": state, "gone": state})
-    stats = accounting_of(clock).snapshot(gauges=gauges)
+    stats = at_once(accounting_of(clock).snapshot(gauges=gauges))
     assert (stats.in_flight, stats.waiting, stats.loop_lag_s) == (3, 2, 0.01)
     assert stats.replicas["a"].state == state
     assert stats.replicas["b"].state == ReplicaGauges()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pieces import at_once
 from pydantic import ValidationError
 
 from gateway.accounts.accounting import Accounting
@@ -25,7 +26,7 @@ def fields() -> Iterator[tuple[str, str, dict[str, Any]]]:
 def sample() -> CacheStats:
     accounting = Accounting(["a"], model="m", version="1", block_size=32, clock=lambda: 0.0)
     index = IndexGauges(blocks=1, used_bytes=5, capacity_bytes=10)
-    return accounting.snapshot(gauges=Gauges(in_flight=1, waiting=0, index=index))
+    return at_once(accounting.snapshot(gauges=Gauges(in_flight=1, waiting=0, index=index)))
 
 
 def test_every_field_is_described() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from pieces import at_once
 from rich.console import Console
 
 from gateway.accounts.accounting import Accounting
@@ -110,7 +111,7 @@ def page(*records: RequestRecord, window: str = "last_1m", gauges: Gauges | None
         accounting.record(record)
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(render(accounting.snapshot(gauges=gauges or IDLE), window))
+        console.print(render(at_once(accounting.snapshot(gauges=gauges or IDLE)), window))
     return capture.get()
 
 
@@ -174,7 +175,7 @@ def test_tokens_of_unknown_origin_and_suspicions_are_shown() -> None:
     accounting.rendering_checked("engine-0", False)
     console = Console(width=80, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(render(accounting.snapshot(gauges=IDLE), "last_1m"))
+        console.print(render(at_once(accounting.snapshot(gauges=IDLE)), "last_1m"))
     text = capture.get()
     assert "640" in line_of(text, "unattributed")
     assert "1 of 1 samples may be other tokens: no engine announced them" in text

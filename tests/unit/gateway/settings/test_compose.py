@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pieces import at_once
 
 from gateway.accounts.accounting import Accounting
 from gateway.accounts.gauges import (
@@ -23,7 +24,6 @@ from gateway.accounts.gauges import (
     StoreGauges,
     TierGauges,
 )
-from gateway.accounts.pieces import at_once
 from gateway.cli.main import build_parser
 from gateway.settings.config_file import load_config
 from gateway.stats.metrics import Metrics
@@ -197,7 +197,7 @@ def exposed_metrics() -> set[str]:
     accounting = Accounting(["a"], model="m", version="0", block_size=32)
     metrics = Metrics()
     metrics.add_replica("a")
-    page = at_once(metrics.exposing(accounting.snapshot(gauges=gauges))).decode()
+    page = at_once(metrics.exposing(at_once(accounting.snapshot(gauges=gauges)))).decode()
     return set(re.findall(r"^(headstart_\w+)", page, re.MULTILINE))
 
 

@@ -1,5 +1,6 @@
 """GET /metrics."""
 
+from pieces import at_once
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.accounts.accounting import Accounting
@@ -15,7 +16,6 @@ from gateway.accounts.gauges import (
     StoreGauges,
     TierGauges,
 )
-from gateway.accounts.pieces import at_once
 from gateway.accounts.record import FirstToken, Outcome, PromptTokens, RequestRecord
 from gateway.stats.metrics import Metrics
 
@@ -105,7 +105,7 @@ def scrape(*records: RequestRecord, gauges: Gauges = GAUGES) -> dict[str, float]
     for record in records:
         accounting.record(record)
         metrics.observe(record)
-    page = at_once(metrics.exposing(accounting.snapshot(gauges=gauges)))
+    page = at_once(metrics.exposing(at_once(accounting.snapshot(gauges=gauges))))
     return {
         sample.name + "".join(f",{k}={v}" for k, v in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page.decode())
@@ -227,7 +227,7 @@ def test_the_series_of_a_removed_replica_end() -> None:
     accounting.record(ended())
     metrics.remove_replica("a")
     accounting.remove_replica("a")
-    stats = accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0))
+    stats = at_once(accounting.snapshot(gauges=Gauges(in_flight=0, waiting=0)))
     page = at_once(metrics.exposing(stats)).decode()
     assert 'replica="a"' not in page
     assert 'headstart_requests_total{outcome="ok",replica="none"} 0.0' in page
