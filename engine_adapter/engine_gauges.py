@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+
+from policies.routing.engine_load import EngineLoad
 
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
@@ -36,6 +38,8 @@ class EngineGauges:
     """Unix time at which the server process started; absent with several API servers."""
     kv_tokens: int | None = None
     """That its KV memory holds, over all ranks."""
+    kv_blocks: int | None = None
+    """Blocks of its KV memory, over all ranks."""
 
     @classmethod
     def parse(cls, page: bytes) -> EngineGauges:
@@ -45,10 +49,19 @@ class EngineGauges:
             running=_count(page, _RUNNING),
             waiting=_count(page, _WAITING),
             kv_free=min(1.0, max(0.0, 1.0 - sum(usage) / len(usage))) if usage else None,
-            kv_tokens=_kv_tokens(page),
+            kv_tokens=_kv_size(page, _in_tokens),
+            kv_blocks=_kv_size(page, _in_blocks),
             generated_tokens=_sum(page, _GENERATED),
             started_at=_sum(page, _STARTED),
         )
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """For the estimate of its waiting times; None where it does not say how many requests it
+        has."""
+        if self.running is None or self.waiting is None:
+            return None
+        return EngineLoad(self.running, self.waiting, self.kv_free, self.kv_tokens)
 
     def moved_since(self, before: EngineGauges) -> bool:
         """The engine has done something between the two looks: tokens came out, or prompts took or
@@ -66,18 +79,24 @@ def _count(page: bytes, name: bytes) -> int | None:
     return None if total is None else max(0, round(total))
 
 
-def _kv_tokens(page: bytes) -> int | None:
-    """The size stands in labels, one sample a rank. vLLM says it in tokens; older versions say
-    blocks and their size only, which is too much where layers keep a window only."""
+def _in_tokens(labels: Mapping[bytes, int]) -> int:
+    """vLLM says it; older versions say blocks and their size only, which is too much where layers
+    keep a window only."""
+    tokens = labels.get(b"kv_cache_size_tokens")
+    return _in_blocks(labels) * labels.get(b"block_size", 0) if tokens is None else tokens
+
+
+def _in_blocks(labels: Mapping[bytes, int]) -> int:
+    return labels.get(b"num_gpu_blocks", 0)
+
+
+def _kv_size(page: bytes, size: Callable[[Mapping[bytes, int]], int]) -> int | None:
+    """It stands in labels, one sample a rank."""
     total, at = 0, page.find(_CACHE_CONFIG)
     while at >= 0:
         end = page.find(b"\n", at)
         line = page[at : end if end >= 0 else len(page)]
-        labels = {name: int(value) for name, value in _INTEGER_LABELS.findall(line)}
-        tokens = labels.get(b"kv_cache_size_tokens")
-        if tokens is None:
-            tokens = labels.get(b"num_gpu_blocks", 0) * labels.get(b"block_size", 0)
-        total += tokens
+        total += size({name: int(value) for name, value in _INTEGER_LABELS.findall(line)})
         at = page.find(_CACHE_CONFIG, at + len(line))
     return total or None
 

@@ -29,6 +29,10 @@ class EventSink(Protocol):
     def orphans(self) -> int:
         """Blocks below a parent that was never announced, since the start."""
 
+    @property
+    def overcounts(self) -> int:
+        """Times it was found, since the start, that more is counted than can be there."""
+
 
 class Need(enum.IntEnum):
     """How much is to be asked from the publisher."""
@@ -83,6 +87,7 @@ class EventStream:
         self._sink = sink
         self._sequence = EventSequence()
         self._known_orphans = sink.orphans
+        self._known_overcounts = sink.overcounts
         self._rebuilt_for_orphans = False
         self._replay: Need | None = None
         self._replayed = 0
@@ -204,6 +209,9 @@ class EventStream:
         self.counters.batches += 1
         self.counters.events += len(batch.events)
         self._sink.apply(batch)
+        if self._sink.overcounts != self._known_overcounts:
+            self._known_overcounts = self._sink.overcounts
+            self.ask(Need.REBUILD)
         if self._sink.orphans == self._known_orphans:
             return
         self._known_orphans = self._sink.orphans

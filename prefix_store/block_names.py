@@ -23,7 +23,7 @@ def short_name(external: ExternalHash) -> int:
 class BlockNames:
     """The blocks that a holder has. An entry leaves with its last copy."""
 
-    __slots__ = ("_aliases", "_copies", "_length", "_num_aliases", "_shards")
+    __slots__ = ("_aliases", "_copies", "_further", "_length", "_num_aliases", "_shards")
 
     def __init__(self) -> None:
         self._shards: tuple[dict[int, BlockHash], ...] = tuple({} for _ in range(_SHARDS))
@@ -32,6 +32,8 @@ class BlockNames:
         self._copies: dict[int, int] = {}
         """Where there are several: vLLM does not merge equal blocks, and reports each copy as
         stored and as removed."""
+        self._further = 0
+        """Copies beyond the first of each."""
         self._aliases: dict[BlockHash, int] = {}
         """Further names of a block, such as those of one adapter under two names."""
         self._num_aliases = 0
@@ -44,6 +46,11 @@ class BlockNames:
     def num_blocks(self) -> int:
         """Distinct blocks."""
         return self._length - self._num_aliases
+
+    @property
+    def num_copies(self) -> int:
+        """Places that the blocks take at the holder."""
+        return self._length + self._further
 
     def get(self, name: int) -> BlockHash | None:
         return self._shards[name % _SHARDS].get(name)
@@ -65,22 +72,24 @@ class BlockNames:
     def add_copy(self, name: int) -> None:
         """One more of a block that is there."""
         self._copies[name] = self._copies.get(name, 1) + 1
+        self._further += 1
 
     def remove_copy(self, name: int) -> BlockHash | None:
         """One less; the block that the holder has no more."""
         copies = self._copies.get(name, 1)
+        if copies == 1:
+            return self.remove(name)
+        self._further -= 1
         if copies > 2:
             self._copies[name] = copies - 1
-            return None
-        if copies == 2:
+        else:
             del self._copies[name]
-            return None
-        return self.remove(name)
+        return None
 
     def remove(self, name: int) -> BlockHash | None:
         """All copies of that name; the block that the holder has no more."""
         block_hash = self._shards[name % _SHARDS].pop(name, None)
-        self._copies.pop(name, None)
+        self._further -= self._copies.pop(name, 1) - 1
         if block_hash is None:
             return None
         self._length -= 1

@@ -64,6 +64,8 @@ class SourceStats:
     """Blocks of adapters that are not known here; no prompt is matched with them."""
     collisions: int
     """Blocks that got the name of another one: the older one counts no more."""
+    overcounts: int
+    """Times more blocks were counted than the source has room for."""
 
 
 class EventSource:
@@ -90,6 +92,8 @@ class EventSource:
         self._default_medium = medium
         self._max_blocks = max_blocks
         self._names: dict[Medium, BlockNames] = {}
+        self._room: int | None = None
+        self._counts_copies = True
         self._is_closed = False
         self._lost = False
         """Since the last `clear` something was left out that the source has."""
@@ -102,6 +106,7 @@ class EventSource:
         self._overflow = 0
         self._unknown_adapters = 0
         self._collisions = 0
+        self._overcounts = 0
         self._learned = 0
 
     def apply(self, batch: EventBatch) -> None:
@@ -115,6 +120,17 @@ class EventSource:
                 self._removed(event)
             elif isinstance(event, AllBlocksCleared):
                 self.clear()
+        self._check_room()
+
+    def has_room(self, num_blocks: int) -> None:
+        """The source says how many blocks fit into its own medium.
+
+        Other clients may ask an engine to announce again what it reuses, and nothing tells such
+        an announcement from that of a second copy. Counted as a copy, the block is believed to be
+        there for ever after. More than fits proves that this happens: what is known is to be built
+        anew (see `overcounts`), and from then on a repetition from the start of a prompt is no
+        copy. A real copy may then be taken for gone too early, which costs a hit at most."""
+        self._room = num_blocks
 
     def clear(self) -> None:
         """The source is empty: a new incarnation, or it said so."""
@@ -131,6 +147,10 @@ class EventSource:
     @property
     def orphans(self) -> int:
         return self._orphans
+
+    @property
+    def overcounts(self) -> int:
+        return self._overcounts
 
     @property
     def learned(self) -> int:
@@ -156,7 +176,16 @@ class EventSource:
             overflow=self._overflow,
             unknown_adapters=self._unknown_adapters,
             collisions=self._collisions,
+            overcounts=self._overcounts,
         )
+
+    def _check_room(self) -> None:
+        names = self._names.get(self._default_medium)
+        if self._room is None or names is None or names.num_copies <= self._room:
+            return
+        if self._counts_copies:
+            self._counts_copies = False
+            self._overcounts += 1
 
     def _medium(self, name: str | None) -> Medium | None:
         """None, counted, for a medium that nobody here knows: it is on no replica's path."""
@@ -210,7 +239,8 @@ class EventSource:
         hashes: list[BlockHash],
     ) -> None:
         # Blocks that were reused, not copied: they are told again because a gateway asked for it.
-        is_report = event.parent_block_hash is None and event.session_id == REPORT_SESSION
+        is_ours = event.session_id == REPORT_SESSION
+        is_report = event.parent_block_hash is None and (is_ours or not self._counts_copies)
         new: list[tuple[int, int, bool]] = []
         for position, external in enumerate(event.block_hashes[: len(hashes)]):
             name, block_hash = short_name(external), hashes[position]
@@ -226,7 +256,7 @@ class EventSource:
         kept = self._residency.store(holder, parent, hashes) or hashes
         for position, name, is_held in new:
             names.add(name, kept[position], is_held=is_held)
-        if is_report:
+        if is_report and is_ours:
             self._learned += len(new)
 
     def _is_usable(self, event: BlockStored, count: int) -> bool:

@@ -35,7 +35,8 @@ def metrics_text(replica: Replica, model: str, started_at: float) -> bytes:
         "# TYPE process_start_time_seconds gauge",
         f"process_start_time_seconds {started_at!r}",
     ]
-    info = f'vllm:cache_config_info{{kv_cache_size_tokens="{scheduler.kv_tokens}",engine="0"}} 1.0'
+    size = f'kv_cache_size_tokens="{scheduler.kv_tokens}",num_gpu_blocks="{scheduler.kv_blocks}"'
+    info = f'vllm:cache_config_info{{{size},engine="0"}} 1.0'
     lines += ["# TYPE vllm:cache_config_info gauge", info]
     for name, value in gauges.items():
         lines += [f"# TYPE vllm:{name} gauge", f"vllm:{name}{labels} {float(value)!r}"]

@@ -57,6 +57,11 @@ class Scheduler:
         return self._limits.num_blocks * self._limits.block_size
 
     @property
+    def kv_blocks(self) -> int:
+        """Its blocks."""
+        return self._limits.num_blocks
+
+    @property
     def due_at(self) -> float | None:
         """When the running step ends; None when there is nothing to do."""
         return None if self._step is None else self._step.end

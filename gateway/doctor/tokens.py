@@ -79,6 +79,7 @@ class _Heard:
     found: asyncio.Event = field(default_factory=asyncio.Event)
     stored: BlockStored | None = None
     orphans: int = 0
+    overcounts: int = 0
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.events:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Protocol
 
 from engine_adapter.engine_client import EngineClient
+from engine_adapter.engine_gauges import EngineGauges
 from engine_adapter.engine_probe import EngineProbe
 from gateway.fleet.condition import Condition, Transition
 from gateway.fleet.discovery.base import Discovery
@@ -24,7 +25,6 @@ from gateway.local.background import Background
 from gateway.settings.user_error import UserError
 from policies.config import HeadstartConfig
 from policies.engine import EngineConfig
-from policies.routing.engine_load import EngineLoad
 from policies.routing.replica_estimate import FleetPrior, ReplicaEstimate
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,9 @@ class Events(Protocol):
 
     def restarted(self, engine_id: str) -> None:
         """It is a new process, which holds nothing yet."""
+
+    def has_room(self, engine_id: str, num_blocks: int) -> None:
+        """It says how many blocks its memory has."""
 
     def tick(self, now: float) -> None:
         """Let go of what is too old; `now` of time.monotonic()."""
@@ -299,8 +302,11 @@ class _Watcher:
         self._events = events
         self._clock = clock
 
-    def polled(self, load: EngineLoad) -> None:
-        self._replica.estimate.polled(load, self._clock())
+    def polled(self, gauges: EngineGauges) -> None:
+        if gauges.load is not None:
+            self._replica.estimate.polled(gauges.load, self._clock())
+        if gauges.kv_blocks is not None:
+            self._events.has_room(self._replica.id, gauges.kv_blocks)
 
     def restarted(self) -> None:
         log.info("replica %s has restarted", self._replica.id)

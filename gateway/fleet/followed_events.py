@@ -147,6 +147,12 @@ class FollowedEvents:
             if engine.events is not None:
                 engine.events.subscriber.new_incarnation()
 
+    def has_room(self, engine_id: str, num_blocks: int) -> None:
+        """An engine says how many blocks its memory has."""
+        followed = self.engines.get(engine_id)
+        if followed is not None:
+            followed.source.has_room(num_blocks)
+
     def evidence(self, engine_id: str) -> Evidence:
         """How well it is known what an engine and the store on its host hold."""
         engine = self._engines.get(engine_id)

@@ -14,7 +14,6 @@ from engine_adapter.engine_gauges import EngineGauges
 from gateway.fleet.activity import Activity
 from gateway.fleet.condition import Condition
 from policies.fleet import HealthConfig
-from policies.routing.engine_load import EngineLoad
 
 _JITTER = 0.2
 """Looks are early or late by up to this share of the interval: many gateways shall not ask many
@@ -37,8 +36,8 @@ class Probe(Protocol):
 class Watcher(Protocol):
     """Who wants to know more than the condition."""
 
-    def polled(self, load: EngineLoad) -> None:
-        """What the engine's own gauges say."""
+    def polled(self, gauges: EngineGauges) -> None:
+        """What the engine itself says."""
 
     def restarted(self) -> None:
         """The engine is a new process: what its predecessor held is gone."""
@@ -129,9 +128,7 @@ class HealthCheck:
         elif before is not None and gauges.moved_since(before):
             # A long prompt, or an answer in one piece: not a byte comes, and yet it works.
             self._activity.moved_at = self._clock()
-        if gauges.running is not None and gauges.waiting is not None:
-            load = EngineLoad(gauges.running, gauges.waiting, gauges.kv_free, gauges.kv_tokens)
-            self._watcher.polled(load)
+        self._watcher.polled(gauges)
 
     def _look_for_stall(self) -> None:
         silent_s = self._activity.silent_s(self._clock())

@@ -593,6 +593,7 @@ async def test_full_report_announces_reused_blocks_again(
         assert follower.subscriber.state().events == events + 1
         await engine.complete(prompt, max_tokens=1, vllm_xargs={"kv_cache_report_mode": "full"})
         await until(lambda: follower.subscriber.state().events == events + 2)
+        await engine.post("/reset_prefix_cache", b"")  # whoever follows took that for copies
 
 
 async def test_reset_forgets_everything(open_engine: OpenEngine, new_prompt: NewPrompt) -> None:

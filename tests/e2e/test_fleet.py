@@ -93,6 +93,28 @@ async def test_a_replica_that_restarts_holds_nothing(root: Path) -> None:
         assert again.device_tokens(home) == 0
 
 
+async def test_what_others_have_an_engine_report_is_not_believed_for_ever(root: Path) -> None:
+    """A client beside the gateway asks an engine to announce again what it reuses, which looks
+    like copies of blocks. Once there are more than the engine has room for, all is told anew."""
+    small = {"options": {"kv_tokens": 256 * BLOCK_SIZE, "max_model_len": 2048}}
+    async with open_fleet(root, 1, ports=free_ports(2), fleet=QUICK, **small) as fleet:
+        url = f"{fleet.engines[0].url}/v1/completions"
+        report = {"vllm_xargs": {"kv_cache_report_mode": "full"}}
+        body = {"model": MODEL, "prompt": prompt(1), "max_tokens": 1, **report}
+        for _ in range(3):
+            async with fleet.client.post(url, json=body) as response:
+                assert response.status == 200
+        for seed in range(20, 30):
+            await fleet.ask(prompt(seed))
+        await fleet.exact()
+        events = (await fleet.stats()).replicas["r0"].state.events
+        assert events is not None
+        assert events.resyncs == 1
+        assert events.blocks <= 256
+        again = await fleet.ask(prompt(29))
+        assert again.device_tokens("r0") == again.cached_tokens == 640 - BLOCK_SIZE
+
+
 async def test_requests_that_had_not_begun_survive_their_replica(root: Path) -> None:
     """A replica dies under load: whoever had no byte yet is answered by another one."""
     slow = {"options": {"max_batched_tokens": 64}}

@@ -28,6 +28,9 @@ MEMORY = Holder("store-0", Medium.MEMORY)
 
 REPORT_ID = "headstart.request_id"
 
+KV_BLOCKS = 320
+"""Of the shared engine."""
+
 NewPrompt = Callable[[int], list[int]]
 
 
@@ -155,7 +158,7 @@ async def test_eviction_on_the_device_takes_effect(
             await complete(engine_stack, new_prompt(3900), max_tokens=2)
         await until(lambda: follower.held(DEVICE, first) == 0)
         assert follower.residency.match(follower.chain(first)).seen_blocks == 31
-        assert follower.engine.stats().blocks <= 320
+        assert follower.engine.stats().blocks <= KV_BLOCKS
         assert follower.residency.stats().resident_blocks[DEVICE] == follower.engine.stats().blocks
 
 
@@ -190,9 +193,13 @@ async def test_report_of_reused_blocks_teaches_and_counts_no_copies(
     engine_stack: Any, new_prompt: NewPrompt
 ) -> None:
     """A gateway that missed the first announcement learns it from one request in the full report
-    mode, under our session; however often that is said, one removal ends it."""
-    prompt = new_prompt(200)
-    report = {"session_id": REPORT_SESSION, "vllm_xargs": {"kv_cache_report_mode": "full", "a": 1}}
+    mode, under our session; however often that is said, one removal ends it. Another client's
+    reports are taken for copies until more is counted than there is room for: that it is told
+    anew, and from then on they are none."""
+    prompt, theirs = new_prompt(200), new_prompt(200)
+    xargs = {"kv_cache_report_mode": "full", "a": 1}
+    report = {"session_id": REPORT_SESSION, "vllm_xargs": xargs}
+    await asyncio.to_thread(engine_stack.forget_device)  # and so what other tests reported
     async with following(engine_stack) as follower:
         await complete(engine_stack, prompt, max_tokens=2)
         await until(lambda: follower.held(DEVICE, prompt) == 6)
@@ -208,10 +215,18 @@ async def test_report_of_reused_blocks_teaches_and_counts_no_copies(
         await until(lambda: follower.engine_events.state().batches >= batches + 4)
         assert follower.engine.learned == 6
         assert follower.engine_events.state().resyncs == 0
-        for _ in range(4):
+        follower.engine.has_room(KV_BLOCKS)
+        await complete(engine_stack, theirs, max_tokens=2)
+        for _ in range(2):
+            await complete(engine_stack, theirs, max_tokens=2, vllm_xargs=xargs)
+        for _ in range(3):
             await complete(engine_stack, new_prompt(3900), max_tokens=2)
         await until(lambda: follower.held(DEVICE, prompt) == 0)
+        await until(lambda: follower.held(DEVICE, theirs) == 0)
+        assert follower.engine.overcounts == follower.engine_events.state().resyncs == 1
+        assert follower.engine.stats().blocks <= KV_BLOCKS
         assert follower.residency.stats().resident_blocks[DEVICE] == follower.engine.stats().blocks
+    await asyncio.to_thread(engine_stack.forget_device)
 
 
 async def test_load_reports_reach_their_request(engine_stack: Any, new_prompt: NewPrompt) -> None:

@@ -31,7 +31,8 @@ adapters = st.sampled_from(ADAPTERS)
 
 
 class SourceMachine(RuleBasedStateMachine):
-    """The model: how many copies the engine has of each block, by its own names."""
+    """The model: how many copies the engine has of each block, by its own names. It says that no
+    more fit than it ever had at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,15 +45,18 @@ class SourceMachine(RuleBasedStateMachine):
             root_of=lambda salt, name: routing_root("m", salt, "digest" if name else ""),
         )
         self.copies: Counter[Name] = Counter()
+        self.room = 0
 
     @rule(adapter=adapters, path=paths, start=st.integers(0, 3))
     def compute(self, adapter: str | None, path: tuple[int, ...], start: int) -> None:
         """A request computes a part of its prompt; what is before it is there."""
         while start >= len(path) or (start and not self.copies[adapter, path[:start]]):
             start -= 1
-        self.send(self.stored(adapter, path, start))
         for end in range(start, len(path)):
             self.copies[adapter, path[: end + 1]] += 1
+        self.room = max(self.room, self.copies.total())
+        self.source.has_room(self.room)
+        self.send(self.stored(adapter, path, start))
 
     @rule(adapter=adapters, path=paths)
     def report(self, adapter: str | None, path: tuple[int, ...]) -> None:
@@ -92,6 +96,7 @@ class SourceMachine(RuleBasedStateMachine):
         assert self.residency.num_resident(DEVICE) == len(blocks)
         assert self.source.is_whole
         assert self.source.stats().collisions == self.source.orphans == 0
+        assert self.source.overcounts == 0
 
     def run(self, path: tuple[int, ...], adapters: Collection[str | None]) -> int:
         length = 0

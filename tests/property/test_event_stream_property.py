@@ -27,7 +27,7 @@ class CountingSink:
 
     def __init__(self) -> None:
         self.copies: Counter[int] = Counter()
-        self.orphans = 0
+        self.orphans = self.overcounts = 0
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.events:

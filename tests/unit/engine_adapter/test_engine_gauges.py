@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_adapter.engine_gauges import EngineGauges
+from policies.routing.engine_load import EngineLoad
 
 PAGE = b"""# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
 # TYPE process_start_time_seconds gauge
@@ -32,6 +33,7 @@ def test_a_page_of_vllm_is_read():
         waiting=2,
         kv_free=0.75,
         kv_tokens=4096,
+        kv_blocks=300,
         generated_tokens=1234.0,
         started_at=1784964320.0,
     )
@@ -56,8 +58,17 @@ def test_the_size_of_kv_memory_stands_in_labels(labels, tokens):
 
 def test_the_memory_of_all_ranks_counts():
     """Each has a sample of its own."""
-    line = b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="100"} 1.0'
-    assert EngineGauges.parse(b"\n".join(line % rank for rank in range(3))).kv_tokens == 300
+    line = b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="100",num_gpu_blocks="7"} 1.0'
+    gauges = EngineGauges.parse(b"\n".join(line % rank for rank in range(3)))
+    assert (gauges.kv_tokens, gauges.kv_blocks) == (300, 21)
+
+
+def test_load_is_what_the_estimate_needs():
+    """Free memory and its size may be unknown; how many requests there are may not."""
+    assert EngineGauges(3, 2, 0.25, 1.0, 2.0, 4096, 300).load == EngineLoad(3, 2, 0.25, 4096)
+    assert EngineGauges(running=1, waiting=0).load == EngineLoad(1, 0)
+    assert EngineGauges(running=1).load is None
+    assert EngineGauges(waiting=1, kv_free=1.0).load is None
 
 
 def test_ranks_behind_one_server_are_summed():

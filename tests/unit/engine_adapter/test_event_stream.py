@@ -17,7 +17,7 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.applied: list[float] = []
-        self.orphans = 0
+        self.orphans = self.overcounts = 0
 
     def apply(self, batch: EventBatch) -> None:
         self.applied.append(batch.ts)
@@ -248,6 +248,22 @@ def test_orphan_that_a_replay_explains_is_forgotten() -> None:
     rig.stream.live(1, payload(101.0, parent=404), 101.0)
     rig.replay((0, payload(100.0)), (1, payload(101.0)))
     assert not rig.stream.is_incomplete
+
+
+def test_more_than_can_be_there_is_built_anew() -> None:
+    """Each time that the sink says so."""
+    rig = Rig(1)
+    rig.sink.overcounts = 1
+    rig.live(1, 101.0)
+    assert rig.stream.need is Need.REBUILD
+    assert rig.stream.is_behind
+    rig.replay((0, payload(100.0)), (1, payload(101.0)))
+    assert rig.asked == 0
+    assert rig.stream.counters.resyncs == 1
+    assert rig.stream.need is Need.NOTHING
+    rig.live(2, 102.0)
+    assert rig.sink.applied == [100.0, 101.0, 102.0]
+    assert rig.stream.need is Need.NOTHING
 
 
 def test_undecodable_batch_is_counted_and_passed() -> None:

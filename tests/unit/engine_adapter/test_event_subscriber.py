@@ -33,7 +33,7 @@ class SetSink:
 
     def __init__(self) -> None:
         self.copies: Counter[int | bytes] = Counter()
-        self.orphans = 0
+        self.orphans = self.overcounts = 0
 
     @property
     def blocks(self) -> set[int | bytes]:
@@ -245,7 +245,7 @@ class Turns:
         self._sink = sink
         self._blocks = 0
         self.most = 0
-        self.orphans = 0
+        self.orphans = self.overcounts = 0
 
     def apply(self, batch: EventBatch) -> None:
         self._sink.apply(batch)

@@ -149,10 +149,49 @@ def test_what_a_reporting_request_computes_itself_is_counted_as_ever() -> None:
 
 
 def test_reports_of_others_sessions_are_taken_for_copies() -> None:
-    """Nothing tells them apart, and too long is believed what a removal ends later."""
+    """Nothing tells them apart, so the removal of the block does not end it."""
     rig = Rig()
+    rig.source.has_room(10)
     rig.apply(stored(0, 1), stored(0, 1, session_id="theirs"), BlockRemoved([0], "GPU", 0))
     assert rig.run(tokens_of(0, 1)) == 1
+    assert rig.source.overcounts == 0
+
+
+def test_more_copies_than_fit_prove_that_others_ask_for_reports() -> None:
+    """It is said once. When all is told anew, repetitions from the start of a prompt are taken for
+    reports: what was removed is gone, and what is there is known."""
+    rig = Rig()
+    rig.source.has_room(3)
+    history = [
+        stored(0, 2),
+        stored(0, 2, session_id="theirs"),
+        BlockRemoved([1], "GPU", 0),
+        stored(5, 1),
+    ]
+    rig.apply(*history)
+    assert rig.source.overcounts == 1
+    rig.apply(stored(6, 1))
+    assert rig.source.overcounts == 1
+    assert rig.run(tokens_of(0, 2)) == 2  # wrong; the stream begins anew
+    rig.source.clear()
+    rig.apply(*history, stored(6, 1))
+    assert rig.run(tokens_of(0, 2)) == 1
+    assert rig.source.stats().blocks == 3
+    rig.apply(stored(0, 1, session_id="theirs"), stored(1, 1, parent=0), stored(1, 1, parent=0))
+    assert rig.source.learned == 0
+    rig.apply(BlockRemoved([1], "GPU", 0))
+    assert rig.run(tokens_of(0, 2)) == 2  # below another block it is a copy as ever
+    assert rig.source.stats().overcounts == 1
+
+
+def test_room_is_that_of_the_sources_own_medium() -> None:
+    """What an engine offloads elsewhere takes none of it; copies that were removed take none."""
+    rig = Rig()
+    rig.source.has_room(2)
+    rig.apply(stored(0, 2), stored(0, 2, medium="CPU"), stored(2, 5, parent=1, medium="STORAGE"))
+    rig.apply(BlockRemoved([1], "GPU", 0), stored(0, 1), BlockRemoved([0, 0], "GPU", 0))
+    rig.apply(stored(0, 2))
+    assert rig.source.overcounts == 0
 
 
 def test_adapters_are_what_the_gateway_says_they_are() -> None:

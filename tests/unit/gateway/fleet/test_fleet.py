@@ -44,6 +44,9 @@ class Others:
     def restarted(self, engine_id: str) -> None:
         self.told.append(f"{engine_id} restarted")
 
+    def has_room(self, engine_id: str, num_blocks: int) -> None:
+        self.told.append(f"{engine_id} has room for {num_blocks}")
+
     def tick(self, now: float) -> None:
         pass
 

@@ -361,6 +361,29 @@ async def test_reports_of_reuse_teach_what_was_missed(tmp_path: Path) -> None:
         assert rig.followed.learned("one") == 3
 
 
+async def test_more_than_an_engine_has_room_for_is_asked_anew(tmp_path: Path) -> None:
+    """Afterwards it is believed again."""
+    async with rig_in(tmp_path) as rig:
+        engine = rig.engine("one")
+        publisher = rig.publisher(engine)
+        rig.followed.add(engine)
+        rig.followed.has_room("one", 3)
+        rig.followed.has_room("unknown", 3)
+        subscriber = rig.followed.engines["one"].subscriber
+        await until(lambda: rig.is_exact("one"))
+        publisher.has(2)
+        await until(lambda: rig.run("one") == 2)
+        resyncs = subscriber.state().resyncs
+        publisher.has(2, session_id="of another client")
+        await until(lambda: subscriber.state().resyncs == resyncs + 1)
+        await until(lambda: rig.is_exact("one") and rig.run("one") == 2)
+        publisher.has(2, session_id="of another client")
+        batches = subscriber.state().batches
+        await until(lambda: subscriber.state().batches > batches)
+        assert rig.is_exact("one")
+        assert subscriber.state().resyncs == resyncs + 1
+
+
 @pytest.mark.parametrize("known", [True, False])
 async def test_adapters_are_looked_up_per_engine(tmp_path: Path, known: bool) -> None:
     """One name may mean different weights on different engines."""

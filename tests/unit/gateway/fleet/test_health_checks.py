@@ -20,7 +20,6 @@ from gateway.fleet.activity import Activity
 from gateway.fleet.condition import Condition
 from gateway.fleet.health_checks import HealthCheck
 from policies.fleet import HealthConfig
-from policies.routing.engine_load import EngineLoad
 
 BUSY = EngineGauges(
     running=3, waiting=2, kv_free=0.25, kv_tokens=4096, generated_tokens=10.0, started_at=5.0
@@ -38,7 +37,7 @@ class Engine:
     computes: EngineAdapterError | None = None
     asked: list[str] = field(default_factory=list)
     polled_thrice: asyncio.Event = field(default_factory=asyncio.Event)
-    polls: list[EngineLoad] = field(default_factory=list)
+    polls: list[EngineGauges] = field(default_factory=list)
     restarts: int = 0
     lost_at_restart: bool = False
     activity: Activity = field(default_factory=Activity)
@@ -69,8 +68,8 @@ class Engine:
         if self.computes is not None:
             raise self.computes
 
-    def polled(self, load: EngineLoad) -> None:
-        self.polls.append(load)
+    def polled(self, gauges: EngineGauges) -> None:
+        self.polls.append(gauges)
         if len(self.polls) == 3:
             self.polled_thrice.set()
 
@@ -94,24 +93,16 @@ async def test_a_healthy_replica_gets_ready_and_its_gauges_are_told():
     await engine.looks()
     assert engine.condition.accepts
     assert engine.asked == ["health", "gauges"]
-    assert engine.polls == [EngineLoad(3, 2, 0.25, 4096)]
+    assert engine.polls == [BUSY]
     assert engine.restarts == 0
 
 
-@pytest.mark.parametrize("page", [None, EngineGauges(), EngineGauges(running=1)])
-async def test_a_replica_without_gauges_is_healthy(page):
-    """Nothing is made up for what it does not say."""
-    engine = Engine(page=page)
+async def test_a_replica_without_gauges_is_healthy():
+    """Nothing is told of it."""
+    engine = Engine(page=None)
     await engine.looks()
     assert engine.condition.accepts
     assert engine.polls == []
-
-
-async def test_free_kv_memory_may_be_unknown():
-    """Counts of requests are told all the same."""
-    engine = Engine(page=EngineGauges(running=1, waiting=0))
-    await engine.looks()
-    assert engine.polls == [EngineLoad(1, 0)]
 
 
 @pytest.mark.parametrize(
