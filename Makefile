@@ -37,7 +37,8 @@ lint: $(STAMP) ## style, types, import rules
 	$(BIN)/lint-imports
 
 test: lint ## everything: lint, then all tests, real engine included
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not engine" --numprocesses 2 $(PYTEST_ARGS)
+	$(BIN)/pytest -m engine $(PYTEST_ARGS)
 
 clean: ## remove the environment and what tools left (the model stays in your cache directory)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \

@@ -63,14 +63,17 @@ class EventSequence:
         self._last_live = sequence
         return self._apply(sequence, ts)
 
-    def replayed(self, sequence: int, ts: float | None) -> Verdict:
+    def replayed(self, sequence: int, ts: float | None, *, is_first: bool) -> Verdict:
         """A batch of a replay that was asked from `last` on (from 0 when there is none). Its first
         batch must be the last applied one again, which proves that the publisher is the same. A
-        later one means that the publisher has forgotten what is between; then the caller resets."""
-        if self._next is None or sequence == self._next:
+        later one, be it the next, means that the publisher has forgotten that one, or never had
+        it; then the caller resets."""
+        if self._next is None:
             return self._apply(sequence, ts)
-        if sequence > self._next:
+        if sequence > self._next or (is_first and sequence == self._next and self._next > 0):
             return Verdict.GAP
+        if sequence == self._next:
+            return self._apply(sequence, ts)
         if sequence == self._next - 1 and ts == self._last_ts:
             return Verdict.SKIP
         return Verdict.RESTART

@@ -167,16 +167,17 @@ class EventStream:
             return Answer.COMPLETE
         batch, ts = self._decode(payload)
         number = int.from_bytes(sequence, "big")
-        verdict = self._sequence.replayed(number, ts)
+        is_first = self._replayed == 0
+        verdict = self._sequence.replayed(number, ts, is_first=is_first)
         if verdict is Verdict.RESTART:
             return Answer.RESTARTED
         if verdict is Verdict.GAP:
-            if self._replayed:
+            if not is_first:
                 return Answer.TORN
             self._forget()  # what came between is forgotten there, and it may be removals
-            verdict = self._sequence.replayed(number, ts)
+            verdict = self._sequence.replayed(number, ts, is_first=is_first)
         if verdict is Verdict.APPLY:
-            if not self._replayed and number > 0 and not _is_snapshot(batch):
+            if is_first and number > 0 and not _is_snapshot(batch):
                 self.is_incomplete = True
             self._apply(batch)
         self._replayed += 1

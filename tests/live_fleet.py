@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENGINE_READY_S, KV_BLOCKS, LiveStack, free_ports
+from live_stack import ENGINE_READY_S, KV_BLOCKS, LiveStack, free_ports
 from unix_relay import UnixRelay
 
 from engine_adapter.launcher import build_command

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import KV_BLOCKS, LiveStack, free_ports
+from live_stack import KV_BLOCKS, LiveStack, free_ports
 
 from engine_adapter.engine_client import EngineClient
 from engine_adapter.engine_gauges import EngineGauges

@@ -113,15 +113,20 @@ class RunningDemo:
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[RunningDemo]:
-    running = RunningDemo(tmp_path)
-    yield running
-    running.end()
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningDemo, RunningDemo]]:
+    """Two that start together: most of that time they import on one core."""
+    both = [RunningDemo(tmp_path_factory.mktemp(name)) for name in ("one", "other")]
+    yield both[0], both[1]
+    for demo in both:
+        demo.end()
 
 
-def test_demo_shows_the_reuse_and_ctrl_c_leaves_nothing(demo: RunningDemo) -> None:
-    """The whole story, told by the engine's own numbers; then every trace goes."""
+def test_demo_shows_the_reuse_and_leaves_nothing(demos: tuple[RunningDemo, RunningDemo]) -> None:
+    """One is killed in the middle of its engine's start: nobody is left to clean up, and yet. The
+    other tells the whole story by the engine's own numbers; after Ctrl-C every trace goes."""
+    demo, killed = demos
     before = shared_memory()
+    kill_while_the_engine_starts(killed)
     demo.wait_for("Ctrl-C stops everything.")
     output = demo.output()
     assert "missing:" not in output
@@ -140,8 +145,8 @@ def test_demo_shows_the_reuse_and_ctrl_c_leaves_nothing(demo: RunningDemo) -> No
     assert {name for name in shared_memory() - before if name not in mapped} == set()
 
 
-def test_demo_that_is_killed_takes_its_children_with_it(demo: RunningDemo) -> None:
-    """SIGKILL in the middle of the engine's start: nobody is left to clean up, and yet."""
+def kill_while_the_engine_starts(demo: RunningDemo) -> None:
+    """SIGKILL; returns when all that it had started is gone."""
     demo.wait_for("starting vLLM")
     while len(tree := tree_of(demo.process.pid)) < 7:  # also the engine's core
         time.sleep(0.05)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
 from fake_cluster import FakeCluster, endpoint
+from live_stack import free_ports
 from simulated_fleet import BLOCK_SIZE, SimulatedFleet, open_fleet
 
 

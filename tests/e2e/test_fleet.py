@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
+from live_stack import free_ports
 from simulated_fleet import BLOCK_SIZE, MODEL, open_fleet
 
 QUICK = {"health": {"interval": 0.05, "timeout": 0.5, "failures": 2, "ejection": 0.05}}

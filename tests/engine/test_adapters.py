@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from waiting import spin_until
 
 pytestmark = pytest.mark.engine
@@ -23,57 +20,8 @@ pytestmark = pytest.mark.engine
 BLOCK = 32
 NUM_TOKENS = 150
 REUSABLE = (NUM_TOKENS - 1) // BLOCK * BLOCK
-RANK = 8
 
 NewPrompt = Callable[[int], list[int]]
-
-
-def make_adapter(path: Path, model: dict[str, Any], seed: int) -> Path:
-    """Random weights for the queries and values of every layer, in PEFT's format."""
-    random = torch.Generator().manual_seed(seed)
-    hidden = model["hidden_size"]
-    values = hidden // model["num_attention_heads"] * model["num_key_value_heads"]
-    tensors = {}
-    for layer in range(model["num_hidden_layers"]):
-        for name, out in (("q_proj", hidden), ("v_proj", values)):
-            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            for part, shape in (("lora_A", (RANK, hidden)), ("lora_B", (out, RANK))):
-                tensors[f"{module}.{part}.weight"] = torch.randn(shape, generator=random) * 0.05
-    path.mkdir()
-    save_file(tensors, path / "adapter_model.safetensors")
-    config = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["q_proj", "v_proj"]}
-    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **config}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def adapters(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three adapters, one of them a second time: names to directories. "touched" is for the test
-    that changes its files, after which it is not stored any more."""
-    root = tmp_path_factory.mktemp("adapters")
-    model = json.loads((model_dir / "config.json").read_text())
-    first = make_adapter(root / "first", model, 1)
-    copy = Path(shutil.copytree(first, root / "copy"))
-    return {
-        "sql": first,
-        "sql-v2": copy,
-        "law": make_adapter(root / "other", model, 2),
-        "touched": make_adapter(root / "touched", model, 3),
-    }
-
-
-@pytest.fixture(scope="module")
-def adapted(adapters: dict[str, Path], new_stack: Callable[..., Any]) -> Any:
-    """Store and one engine that serves them all."""
-    stack = new_stack(
-        adapters=[{"name": name, "path": str(path)} for name, path in adapters.items()],
-        # Only what the adapters change: the rest costs time.
-        extra_args=["--lora-target-modules", "qkv_proj"],
-    )
-    stack.start_store()
-    stack.start_engine()
-    stack.await_connector()
-    return stack
 
 
 def saved(stack: Any) -> None:
@@ -183,7 +131,7 @@ def test_the_gateway_knows_what_each_name_can_reuse(adapted: Any, new_prompt: Ne
 
 
 def test_an_adapter_whose_files_change_is_not_stored_any_more(
-    adapted: Any, adapters: dict[str, Path], new_prompt: NewPrompt
+    adapted: Any, new_prompt: NewPrompt
 ) -> None:
     """The engine may have loaded the old ones or the new ones. The others go on."""
     prompt = new_prompt(NUM_TOKENS)
@@ -191,7 +139,8 @@ def test_an_adapter_whose_files_change_is_not_stored_any_more(
     for name in ("touched", "sql"):
         ask(model=name)
     saved(adapted)
-    os.utime(adapters["touched"] / "adapter_model.safetensors")
+    (path,) = [each.path for each in adapted.config.engines[0].adapters if each.name == "touched"]
+    os.utime(Path(path) / "adapter_model.safetensors")
     adapted.forget_device()
     assert ask(model="touched").cached_tokens == 0
     assert ask(model="sql").cached_tokens == REUSABLE

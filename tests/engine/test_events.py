@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_stack import KV_BLOCKS
 
 from engine_adapter.event_subscriber import EventSubscriber
 from engine_adapter.load_reports import LoadReports
@@ -27,9 +28,6 @@ DEVICE = Holder("engine-0", Medium.DEVICE)
 MEMORY = Holder("store-0", Medium.MEMORY)
 
 REPORT_ID = "headstart.request_id"
-
-KV_BLOCKS = 320
-"""Of the shared engine."""
 
 NewPrompt = Callable[[int], list[int]]
 

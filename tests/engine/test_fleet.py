@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ def other(replica: str | None) -> str:
 def test_requests_go_where_their_prefix_is(fleet: LiveFleet, new_prompt: NewPrompt) -> None:
     """What the index knows of a replica is exactly what its engine then reuses."""
     prompts = [new_prompt(10 * BLOCK) for _ in range(4)]
-    homes = [fleet.ask(prompt).replica for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as clients:  # at once: one replica would be busy
+        homes = [asked.replica for asked in clients.map(fleet.ask, prompts)]
     assert set(homes) == set(REPLICAS)
     for prompt, home in zip(prompts, homes, strict=True):
         again = fleet.ask(prompt + new_prompt(BLOCK))

@@ -229,6 +229,18 @@ def test_stream_is_behind_until_its_replay_has_ended() -> None:
     assert not rig.stream.is_behind
 
 
+def test_replay_that_begins_with_the_next_batch_proves_nothing() -> None:
+    """Another publisher may have come as far; the last batch that was applied is not in its
+    answer, so nothing that is known counts, and what lies before is unknown."""
+    rig = Rig(4)
+    rig.stream.connected()
+    rig.replay(*((n, payload(200.0 + n)) for n in range(4, 7)))
+    assert rig.asked == 3
+    assert rig.sink.applied == [204.0, 205.0, 206.0]
+    assert rig.stream.is_incomplete
+    assert rig.stream.counters.resyncs == 1
+
+
 def test_orphan_is_replayed_once_per_incarnation() -> None:
     """A publisher that keeps sending orphans does not make us ask for ever."""
     rig = Rig(1)
