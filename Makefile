@@ -37,7 +37,7 @@ lint: $(STAMP) ## style, types, import rules
 	$(BIN)/lint-imports
 
 test: lint ## everything: lint, then all tests, real engine included
-	$(BIN)/pytest -m "not engine" --numprocesses 2 $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not engine" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/pytest -m engine $(PYTEST_ARGS)
 
 clean: ## remove the environment and what tools left (the model stays in your cache directory)

@@ -24,6 +24,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The other processes would wait for a long one that comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The real model, fetched into the user's cache at the first use."""

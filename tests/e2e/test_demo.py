@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.long
 
 MARK = "HEADSTART_TEST_MARK"
 
