@@ -41,7 +41,7 @@ LOAD_SWITCH_INTERVAL_S = 0.0002
 NUM_WAITERS = 8
 """Loads that may wait at the same time for blocks on their way up from below memory."""
 
-POLL_S = 0.0005
+POLL_S = 0.001
 """Between two questions for such blocks."""
 
 MAX_SEALING = 64

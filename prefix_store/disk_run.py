@@ -12,6 +12,9 @@ from prefix_store.backend import Arrived, KeptBlock
 from prefix_store.base import BlockHash
 from prefix_store.disk_files import DiskFiles
 
+NEWS_S = 0.001
+"""Between two looks at what has come: each takes the interpreter from those who read."""
+
 
 class DiskRun:
     """Each thread takes the next record, so the first ones are there first."""
@@ -46,6 +49,8 @@ class DiskRun:
                 await self._news.wait()
                 self._news.clear()  # before the look: what comes after it is news again
                 self._arrivals.tell()
+                await asyncio.sleep(NEWS_S)
+            self._arrivals.tell()
         finally:
             stop.set()
             if shares:

@@ -73,7 +73,8 @@ class PublisherStats:
 
 
 class EventPublisher:
-    """Owns both sockets. `publish` never blocks; `run` answers replays until it is cancelled."""
+    """Owns both sockets. `publish` never blocks; `run` answers replays until it is cancelled. All
+    that is published in one turn of the event loop goes in one batch."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class EventPublisher:
         self._buffer_batches = buffer_batches
         self._buffer_bytes = buffer_bytes
         self._buffered_bytes = 0
+        self._pending: list[KVEvent] = []
         self._next = 0
         self._next_load = 0
         self._last_ts = 0.0
@@ -117,8 +119,16 @@ class EventPublisher:
             raise
 
     def publish(self, events: Sequence[KVEvent]) -> None:
-        """Send what changed, in order. Does nothing for no events, or after `close`."""
-        for part in _split(events):
+        """Send what changed, in order; from within an event loop. Does nothing for no events, or
+        after `close`."""
+        if events and not self._closed:
+            if not self._pending:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._pending += events
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        for part in _split(pending):
             if self._closed:
                 return
             sequence, ts = self._next, time.time()
@@ -132,6 +142,7 @@ class EventPublisher:
         """Send a load report, on its own topic with its own sequence; never replayed."""
         if self._closed:
             return
+        self._flush()
         sequence = self._next_load
         self._next_load += 1
         self._pub.send_multipart(_frames(TOPIC_LOADS, sequence, encode(loaded)), zmq.NOBLOCK)
@@ -160,6 +171,7 @@ class EventPublisher:
                 path.unlink(missing_ok=True)
 
     def stats(self) -> PublisherStats:
+        self._flush()
         return PublisherStats(
             batches=self._next,
             loads=self._next_load,
@@ -189,6 +201,7 @@ class EventPublisher:
         """What the answer covers is fixed when it is asked for: what is published while it is put
         together and sent reaches the asker live, with the sequences that follow."""
         self._replays += 1
+        self._flush()  # a snapshot has it already
         first = self._buffer[0].sequence if self._buffer else self._next
         if wanted < first and self._snapshot is not None:
             self._snapshots += 1

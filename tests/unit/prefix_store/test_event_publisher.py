@@ -104,6 +104,12 @@ def names_of(received: list[Received]) -> list[bytes | int | None]:
     ]
 
 
+async def say(publisher: EventPublisher, events: list[KVEvent]) -> None:
+    """In a batch of its own."""
+    publisher.publish(events)
+    await asyncio.sleep(0)
+
+
 async def test_events_arrive_in_order_on_two_topics(tmp_path: Path) -> None:
     """Each topic has its own sequence, and the payload decodes to what was published."""
     loaded = BlocksLoaded("chatcmpl-x", 64, 64, 1000, 0.5)
@@ -118,8 +124,8 @@ async def test_events_arrive_in_order_on_two_topics(tmp_path: Path) -> None:
                 publisher.publish_loaded(loaded)
                 with contextlib.suppress(TimeoutError):
                     frames = await asyncio.wait_for(sub.recv_multipart(), 0.05)
-            publisher.publish([stored("a"), AllBlocksCleared()])
-            publisher.publish([BlockRemoved([b"a"], "CPU")])
+            await say(publisher, [stored("a"), AllBlocksCleared()])
+            await say(publisher, [BlockRemoved([b"a"], "CPU")])
             blocks = []
             while len(blocks) < 2:
                 assert frames[0] in {TOPIC_LOADS, TOPIC_BLOCKS}
@@ -137,11 +143,24 @@ async def test_events_arrive_in_order_on_two_topics(tmp_path: Path) -> None:
             context.destroy(linger=0)
 
 
+async def test_what_is_published_in_one_turn_is_one_batch(tmp_path: Path) -> None:
+    """In order, unless it is too much; and whoever asks just then gets it."""
+    async with publishing(tmp_path) as publisher:
+        publisher.publish([stored("a"), stored("b")])
+        publisher.publish([BlockRemoved([b"a"], "CPU")])
+        publisher.publish([])
+        assert publisher.stats().batches == 1
+        publisher.publish([stored("c")])
+        received = await replay(tmp_path, 0)
+        assert [len(each.batch.events) for each in received] == [3, 1]
+        assert names_of(received) == [b"a", b"b", b"a", b"c"]
+
+
 async def test_replay_starts_at_the_sequence_asked(tmp_path: Path) -> None:
     """A subscriber with a gap gets what it missed, and no more."""
     async with publishing(tmp_path) as publisher:
         for name in "abcd":
-            publisher.publish([stored(name)])
+            await say(publisher, [stored(name)])
         assert names_of(await replay(tmp_path, 2)) == [b"c", b"d"]
         assert [r.sequence for r in await replay(tmp_path, 0)] == [0, 1, 2, 3]
         assert await replay(tmp_path, 4) == []
@@ -153,7 +172,7 @@ async def test_late_joiner_gets_a_snapshot(tmp_path: Path) -> None:
     resident = [stored("b"), stored("c")]
     async with publishing(tmp_path, lambda: list(resident), buffer_batches=2) as publisher:
         for name in "abcd":
-            publisher.publish([stored(name)])
+            await say(publisher, [stored(name)])
         answer = await replay(tmp_path, 0)
         last = (await replay(tmp_path, 3))[0]
         assert answer[0].batch.events == [AllBlocksCleared(), *resident]
@@ -169,7 +188,7 @@ async def test_without_a_snapshot_a_late_joiner_gets_what_is_left(tmp_path: Path
     task = asyncio.create_task(publisher.run())
     try:
         for name in ("a", "b", "c"):
-            publisher.publish([stored(name)])
+            await say(publisher, [stored(name)])
         received = await replay(tmp_path, 0)
         assert [each.sequence for each in received] == [1, 2]
         assert publisher.stats().snapshots == 0
@@ -185,12 +204,12 @@ async def test_large_snapshot_comes_in_parts_that_look_like_history(tmp_path: Pa
     resident: list[KVEvent] = [stored(str(i), BATCH_WEIGHT // 2) for i in range(9)]
     async with publishing(tmp_path, lambda: list(resident), buffer_batches=1) as publisher:
         for _ in range(3):
-            publisher.publish([stored("x")])
+            await say(publisher, [stored("x")])
         answer = await replay(tmp_path, 0)
         assert [r.sequence for r in answer] == [0, 1, 2]
         assert [e for r in answer for e in r.batch.events] == [AllBlocksCleared(), *resident]
         for _ in range(20):
-            publisher.publish([stored("x")])
+            await say(publisher, [stored("x")])
         answer = await replay(tmp_path, 0)
         assert [r.sequence for r in answer] == [18, 19, 20, 21, 22]
 
@@ -199,9 +218,9 @@ async def test_buffer_is_bounded_by_bytes_and_batches(tmp_path: Path) -> None:
     """Uptime does not grow the buffer, and a burst is cut into messages of bounded size."""
     async with publishing(tmp_path, buffer_bytes=100_000, buffer_batches=50) as publisher:
         for _ in range(500):
-            publisher.publish([stored("a")])
+            await say(publisher, [stored("a")])
         assert publisher.stats().buffered_batches == 50
-        publisher.publish([stored(str(i), 1024) for i in range(1000)])
+        await say(publisher, [stored(str(i), 1024) for i in range(1000)])
         stats = publisher.stats()
         assert stats.buffered_bytes <= 100_000
         assert stats.batches == 500 + -(-1000 * 1024 // BATCH_WEIGHT)
@@ -210,7 +229,7 @@ async def test_buffer_is_bounded_by_bytes_and_batches(tmp_path: Path) -> None:
 async def test_malformed_requests_are_counted_and_ignored(tmp_path: Path) -> None:
     """A peer that speaks nonsense gets no answer and harms nobody."""
     async with publishing(tmp_path) as publisher:
-        publisher.publish([stored("a")])
+        await say(publisher, [stored("a")])
         for request in [(b"",), (b"", b"123"), (b"", b"12345678", b"x")]:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(ask(tmp_path, *request), 0.2)
@@ -221,9 +240,9 @@ async def test_malformed_requests_are_counted_and_ignored(tmp_path: Path) -> Non
 async def test_nothing_is_published_after_close_and_no_file_is_left(tmp_path: Path) -> None:
     """Closing removes the socket files and may be done twice."""
     async with publishing(tmp_path) as publisher:
-        publisher.publish([stored("a")])
+        await say(publisher, [stored("a")])
         publisher.close()
-        publisher.publish([stored("b")])
+        await say(publisher, [stored("b")])
         publisher.publish_loaded(BlocksLoaded("x", 1, 1, 1, 1.0))
         assert publisher.stats().batches == 1
         assert os.listdir(tmp_path) == []
@@ -235,7 +254,7 @@ async def test_stale_socket_files_are_replaced(tmp_path: Path) -> None:
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as old:
             old.bind(str(tmp_path / name))
     async with publishing(tmp_path) as publisher:
-        publisher.publish([stored("a")])
+        await say(publisher, [stored("a")])
         assert names_of(await replay(tmp_path, 0)) == [b"a"]
 
 
@@ -244,7 +263,7 @@ async def test_endpoint_of_a_live_publisher_is_refused(tmp_path: Path) -> None:
     async with publishing(tmp_path) as publisher:
         with pytest.raises(EndpointInUseError, match=r"e\.sock: another process does"):
             EventPublisher(f"ipc://{tmp_path}/e.sock", f"ipc://{tmp_path}/x", snapshot=nothing)
-        publisher.publish([stored("a")])
+        await say(publisher, [stored("a")])
         assert names_of(await replay(tmp_path, 0)) == [b"a"]
 
 
