@@ -149,7 +149,7 @@ async def test_late_joiner_learns_history_and_follows_live(tmp_path: Path) -> No
             state = subscriber.state()
             assert state.connected
             assert state.problem is None
-            assert (state.last_sequence, state.batches, state.events) == (2, 3, 3)
+            assert (state.last_sequence, state.batches, state.events) == (1, 2, 3)
             assert (state.gaps, state.resyncs, state.incarnation) == (0, 0, 1)
             assert state.lag_s is not None
 
