@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from bench.report import machine, write_json
+from bench.trace_files import add_traces, check_traces
 from gateway.cli.simulate_plot import save_plot
 from policies.eviction import Eviction
 from prefix_store.simulation.grid import Cell, Foresight, SimulatedEviction, TierPlan, replay_grid
@@ -138,12 +139,13 @@ def main() -> int:
     """Exit code 0 also when an aim is missed: the figures say so."""
     parser = argparse.ArgumentParser(prog="python -m bench.policies", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--traces", metavar="DIR", type=Path, default=Path("../shared/traces"))
+    add_traces(parser)
     parser.add_argument("--trace", action="append", choices=TRACES, help="only this one (repeat)")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE", help="the table, for the documentation")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="an SVG for each trace")
     args = parser.parse_args()
+    check_traces(parser, args.traces)
     console = Console(stderr=True)
     settings = ReplaySettings(warm_up=0.5)
     rows: list[Row] = []

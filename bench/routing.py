@@ -34,6 +34,7 @@ from bench.routing_reference import CAPACITY_SHARE, Reference, blocks_of_fleet, 
 from bench.routing_result import Asked, Reading, Run, run_of
 from bench.routing_table import LEGEND, machine_lines, markdown, title, verdicts
 from bench.routing_trace import SLICES, WIRE_BLOCK_TOKENS, Workload, load_workload
+from bench.trace_files import add_traces, check_traces
 from engine_adapter.simulated.timing import StepTiming
 from gateway.demo.demo import runtime_dir
 from policies.routing import LeastTtftRouting
@@ -168,7 +169,9 @@ def show(runs: Sequence[Run], references: dict[str, Reference]) -> None:
 def main() -> int:
     """Exit code 0 also when an aim is missed: the figures say so. Ctrl-C ends with what there is
     so far."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    check_traces(parser, args.traces)
     runs: list[Run] = []
     references: dict[str, Reference] = {}
     with contextlib.ExitStack() as files:
@@ -207,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     traces = [each.trace for each in SLICES]
     add = parser.add_argument
-    add("--traces", metavar="DIR", type=Path, default=Path("../shared/traces"))
+    add_traces(parser)
     add("--trace", action="append", choices=traces, help="only this one (repeat)")
     add("--policy", action="append", choices=POLICIES, help="only this one (repeat)")
     add("--load", action="append", type=float, help="only this one, such as 0.65 (repeat)")
