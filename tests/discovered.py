@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+
+from waiting import until
 
 from gateway.fleet.discovery import Discovery
 from policies.engine import EngineConfig
-
-WITHIN_S = 20.0
 
 
 class Listener:
@@ -45,13 +45,6 @@ class Listener:
         async with aclosing(self.discovery.lists()) as lists:
             async for engines in lists:
                 self.lists.append(engines)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for it, without end only where nothing works."""
-    async with asyncio.timeout(WITHIN_S):
-        while not holds():  # noqa: ASYNC110 - there is nobody who would set an event
-            await asyncio.sleep(0.005)
 
 
 async def short_pause(_: float) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from prefix_store.backend import KeptBlock, OutgoingRecord
 from prefix_store.base import BlockHash
@@ -63,11 +61,3 @@ async def redis_backend(
         yield backend
     finally:
         await backend.close()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    """Wait for something that other tasks bring about."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)

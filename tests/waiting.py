@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,18 @@ def spin_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.0005)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Look every few milliseconds; the condition may be a coroutine function."""
+    async with asyncio.timeout(seconds):
+        while True:
+            holds = condition()
+            if asyncio.iscoroutine(holds):
+                holds = await holds
+            if holds:
+                return
+            await asyncio.sleep(0.005)
 
 
 def in_background(call: Callable[[], Any]) -> Callable[[], Any]:

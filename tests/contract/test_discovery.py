@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from discovered import Listener, short_pause, until
+from discovered import Listener, short_pause
 from fake_cluster import FakeCluster, endpoint
+from waiting import until
 
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.discovery.cluster_api import ClusterAccess

@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 from live_stack import KV_BLOCKS, LiveStack, free_ports
+from waiting import until
 
 from engine_adapter.engine_client import EngineClient
 from engine_adapter.engine_gauges import EngineGauges
@@ -95,18 +96,6 @@ USAGE_CHUNK = [*CHUNK, "usage", "system_fingerprint", "metrics"]
 _serial = itertools.count(1)
 
 Json = dict[str, Any]
-
-
-async def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    """Wait until it holds; it may be a coroutine function."""
-    async with asyncio.timeout(seconds):
-        while True:
-            holds = condition()
-            if asyncio.iscoroutine(holds):
-                holds = await holds
-            if holds:
-                return
-            await asyncio.sleep(0.02)
 
 
 class Engine:

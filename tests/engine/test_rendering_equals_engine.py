@@ -24,8 +24,6 @@ from engine_adapter.rendering_export import export_tokenizer
 from prefix_store.base import BlockHash
 from prefix_store.hashing import extend_chain
 
-pytestmark = pytest.mark.engine
-
 ROOT = BlockHash(b"r" * 16)
 BLOCK_SIZE = 32
 SMALL_MODEL = Path(__file__).parents[1] / "unit" / "engine_adapter" / "rendering_model"
@@ -141,6 +139,7 @@ def _tokenize(engine_url: str, body: dict[str, Any]) -> list[int]:
         return json.load(answer)["tokens"]
 
 
+@pytest.mark.engine
 async def test_chats_have_the_tokens_of_the_engine(engine_url: str, model_dir: Path) -> None:
     """Every conversation renders to what /tokenize answers, when new and again when known."""
     renderer = PromptRenderer.load(model_dir, block_size=BLOCK_SIZE, memo_bytes=32 << 20)
@@ -158,6 +157,7 @@ async def test_chats_have_the_tokens_of_the_engine(engine_url: str, model_dir: P
         renderer.close()
 
 
+@pytest.mark.engine
 async def test_prefixes_and_changed_ends_of_a_long_chat_have_the_tokens_of_the_engine(
     engine_url: str, model_dir: Path
 ) -> None:
@@ -174,6 +174,7 @@ async def test_prefixes_and_changed_ends_of_a_long_chat_have_the_tokens_of_the_e
         renderer.close()
 
 
+@pytest.mark.engine
 async def test_completion_prompts_have_the_tokens_of_the_engine(
     engine_url: str, model_dir: Path
 ) -> None:

@@ -21,10 +21,8 @@ from engine_adapter.simulated.sequence import Job, Sequence
 from engine_adapter.simulated.timing import StepTiming
 from prefix_store.hashing import as_token_ids
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.filterwarnings("ignore"),  # of torch and vLLM, at import and in its configuration
-]
+# Of torch and vLLM, at import and in its configuration.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 BLOCK = 32
 A_SECOND_A_STEP = StepTiming(1.0, 0.0, 0.0, 0.0, 0.0)

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import zmq
 import zmq.asyncio
+from waiting import until
 
 from engine_adapter.event_subscriber import EventSubscriber, binds
 from prefix_store.event_publisher import EventPublisher
@@ -54,13 +55,6 @@ class SetSink:
 
 def stored(*blocks: int) -> BlockStored:
     return BlockStored(list(blocks), None, [], 1)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; the test fails after ten seconds."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the condition has no event
-            await asyncio.sleep(0.005)
 
 
 class Store:

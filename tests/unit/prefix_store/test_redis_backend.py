@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from redis_blocks import chain, hashes_of, read_back, redis_backend, until
+from redis_blocks import chain, hashes_of, read_back, redis_backend
 from redis_server import RedisServer, installed_servers
+from waiting import until
 
 from prefix_store.base import StoreError
 from prefix_store.redis_backend import RedisBackend

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import trustme
-from redis_blocks import chain, hashes_of, read_back, redis_backend, until
+from redis_blocks import chain, hashes_of, read_back, redis_backend
 from redis_server import RedisCluster, RedisServer, installed_servers
 from slow_proxy import SlowProxy
+from waiting import until
 
 from prefix_store.base import StoreError, StoreUnavailableError
 from prefix_store.redis_backend import RedisBackend

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from redis_blocks import until
+from waiting import until
 
 from prefix_store.redis_fetch import Landed, Misfit, Reply, fetch, reply_of
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from waiting import until
 
 from engine_adapter.engine_gauges import EngineGauges
 from engine_adapter.event_subscriber import EventSubscriber
@@ -84,12 +85,6 @@ async def one_engine(**options: Any) -> AsyncIterator[tuple[SimulatedEngine, Cli
     engine = SimulatedEngine(chosen, HashedWords(), host="127.0.0.1", port=free_port())
     async with aiohttp.ClientSession() as session, running([engine]):
         yield engine, Client(engine.url, session)
-
-
-async def until(condition: Any, seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - the condition has no event
-            await asyncio.sleep(0.01)
 
 
 async def test_a_restart_is_another_engine(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import zmq
+from waiting import until
 
 from engine_adapter.load_reports import LoadReports
 from gateway.fleet.followed_events import FollowedEvents
@@ -129,13 +130,6 @@ async def rig_in(directory: Path, **config: Any) -> AsyncIterator[Rig]:
             yield rig
     finally:
         await rig.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; the test fails after ten seconds."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the condition has no event
-            await asyncio.sleep(0.005)
 
 
 async def test_engines_come_and_go_at_run_time(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Sequence
 
 import pytest
-from discovered import Listener, until
+from discovered import Listener
+from waiting import until
 
 from gateway.fleet.discovery.dns import JITTER, DnsDiscovery
 from policies import fleet

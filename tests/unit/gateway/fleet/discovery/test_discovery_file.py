@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from discovered import Listener, until
+from discovered import Listener
+from waiting import until
 
 from gateway.fleet.discovery.engine_list import read_engines
 from gateway.fleet.discovery.file import FileDiscovery

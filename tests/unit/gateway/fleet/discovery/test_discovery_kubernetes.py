@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 import trustme
-from discovered import Listener, short_pause, until
+from discovered import Listener, short_pause
 from fake_cluster import FakeCluster, endpoint, endpoint_slice
+from waiting import until
 
 from gateway.fleet.discovery import discovery_of
 from gateway.fleet.discovery.cluster_api import ClusterAccess
