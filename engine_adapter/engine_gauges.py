@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from policies.routing.engine_load import EngineLoad
@@ -45,12 +45,13 @@ class EngineGauges:
     def parse(cls, page: bytes) -> EngineGauges:
         """From the body of GET /metrics."""
         usage = list(_values(page, _KV_USAGE))
+        configs = list(_cache_configs(page))
         return cls(
             running=_count(page, _RUNNING),
             waiting=_count(page, _WAITING),
             kv_free=min(1.0, max(0.0, 1.0 - sum(usage) / len(usage))) if usage else None,
-            kv_tokens=_kv_size(page, _in_tokens),
-            kv_blocks=_kv_size(page, _in_blocks),
+            kv_tokens=sum(map(_tokens_of, configs)) or None,
+            kv_blocks=sum(map(_blocks_of, configs)) or None,
             generated_tokens=_sum(page, _GENERATED),
             started_at=_sum(page, _STARTED),
         )
@@ -79,26 +80,25 @@ def _count(page: bytes, name: bytes) -> int | None:
     return None if total is None else max(0, round(total))
 
 
-def _in_tokens(labels: Mapping[bytes, int]) -> int:
-    """vLLM says it; older versions say blocks and their size only, which is too much where layers
-    keep a window only."""
-    tokens = labels.get(b"kv_cache_size_tokens")
-    return _in_blocks(labels) * labels.get(b"block_size", 0) if tokens is None else tokens
-
-
-def _in_blocks(labels: Mapping[bytes, int]) -> int:
-    return labels.get(b"num_gpu_blocks", 0)
-
-
-def _kv_size(page: bytes, size: Callable[[Mapping[bytes, int]], int]) -> int | None:
-    """It stands in labels, one sample a rank."""
-    total, at = 0, page.find(_CACHE_CONFIG)
+def _cache_configs(page: bytes) -> Iterator[dict[bytes, int]]:
+    """Labels that say the size of KV memory: one sample a rank."""
+    at = page.find(_CACHE_CONFIG)
     while at >= 0:
         end = page.find(b"\n", at)
         line = page[at : end if end >= 0 else len(page)]
-        total += size({name: int(value) for name, value in _INTEGER_LABELS.findall(line)})
+        yield {name: int(value) for name, value in _INTEGER_LABELS.findall(line)}
         at = page.find(_CACHE_CONFIG, at + len(line))
-    return total or None
+
+
+def _tokens_of(config: Mapping[bytes, int]) -> int:
+    """vLLM says it; older versions say blocks and their size only, which is too much where layers
+    keep a window only."""
+    tokens = config.get(b"kv_cache_size_tokens")
+    return _blocks_of(config) * config.get(b"block_size", 0) if tokens is None else tokens
+
+
+def _blocks_of(config: Mapping[bytes, int]) -> int:
+    return config.get(b"num_gpu_blocks", 0)
 
 
 def _sum(page: bytes, name: bytes) -> float | None:

@@ -6,6 +6,7 @@ is computed again from the token ids, so that the index speaks one language whoe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from prefix_store.events import (
 )
 from prefix_store.hashing import digest, routing_root
 from prefix_store.residency import Holder, Medium, Residency
+
+logger = logging.getLogger(__name__)
 
 _MEDIA = {
     MEDIUM_DEVICE: Medium.DEVICE,
@@ -186,6 +189,11 @@ class EventSource:
         if self._counts_copies:
             self._counts_copies = False
             self._overcounts += 1
+            logger.warning(
+                "%s announced %d blocks and has room for %d: a client that asks it for full cache "
+                "reports makes blocks look doubled; its events are read anew",
+                self._source, names.num_copies, self._room,
+            )  # fmt: skip
 
     def _medium(self, name: str | None) -> Medium | None:
         """None, counted, for a medium that nobody here knows: it is on no replica's path."""

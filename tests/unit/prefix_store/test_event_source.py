@@ -157,9 +157,11 @@ def test_reports_of_others_sessions_are_taken_for_copies() -> None:
     assert rig.source.overcounts == 0
 
 
-def test_more_copies_than_fit_prove_that_others_ask_for_reports() -> None:
-    """It is said once. When all is told anew, repetitions from the start of a prompt are taken for
-    reports: what was removed is gone, and what is there is known."""
+def test_more_copies_than_fit_prove_that_others_ask_for_reports(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said once, in the log too. When all is told anew, repetitions from the start of a
+    prompt are taken for reports: what was removed is gone, and what is there is known."""
     rig = Rig()
     rig.source.has_room(3)
     history = [
@@ -182,6 +184,9 @@ def test_more_copies_than_fit_prove_that_others_ask_for_reports() -> None:
     rig.apply(BlockRemoved([1], "GPU", 0))
     assert rig.run(tokens_of(0, 2)) == 2  # below another block it is a copy as ever
     assert rig.source.stats().overcounts == 1
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "engine-0 announced 4 blocks and has room for 3"
+    ]
 
 
 def test_room_is_that_of_the_sources_own_medium() -> None:
