@@ -1,50 +1,61 @@
 """What a pause does to memory on this machine: the same bytes, moved again at once or later.
 
 On some virtual machines memory that nobody touched for a second is slow to touch again, page by
-page. Every hit in a tier touches memory that was idle: KV in the arena, files in the page cache. So
-look at this before you judge the figures of bench.tiers or bench.ttft. Shared memory as the arena
-is, 46 MB as 2,000 tokens of the demo's model are; "read": files in the page cache into it; "copy":
-out of it.
+page: what finds a page has left the processor's caches. Large pages need less of that. Every hit in
+a tier touches memory that was idle: KV in the arena, files in the page cache. So look at this
+before you judge the figures of bench.tiers or bench.ttft. The store's arena, with small pages and
+with large ones; 46 MB as 2,000 tokens of the demo's model are; "read": files in the page cache into
+it; "copy": out of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.report import Spread, machine, print_table, write_json
+from prefix_store.arena import Arena
 
 BLOCK_BYTES = 737_408
 NUM_BLOCKS = 62
+PAUSES_S = (0.0, 0.1, 1.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Medians of some rounds."""
 
+    large_pages: bool
     pause_s: float
     read_s: float
     copy_s: float
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        return self.read_s, self.copy_s
+
 
 class Blocks:
-    """A run of blocks: a file each, and their places in shared memory."""
+    """A run of blocks: a file each, and their places in an arena."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, large_pages: bool) -> None:
+        self.large_pages = large_pages
         self._paths = [folder / str(i) for i in range(NUM_BLOCKS)]
         for path in self._paths:
             path.write_bytes(os.urandom(BLOCK_BYTES))
-        fd = os.memfd_create("bench")
-        os.ftruncate(fd, NUM_BLOCKS * BLOCK_BYTES)
-        self._memory = memoryview(mmap.mmap(fd, NUM_BLOCKS * BLOCK_BYTES))
-        os.close(fd)
+        arena = Arena.create(NUM_BLOCKS * BLOCK_BYTES)
+        if large_pages:
+            arena.enlarge_pages()
+        else:
+            arena.populate()
+        arena.close_descriptor()
+        self._memory = arena.view
         self._target = bytearray(BLOCK_BYTES)
 
     def read(self) -> None:
@@ -71,32 +82,36 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7, help="for each pause (%(default)s)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        blocks = Blocks(Path(folder))
-        blocks.read()  # maps the pages
-        results = [measure(blocks, pause_s, args.rounds) for pause_s in (0.0, 0.1, 1.0, 3.0)]
+        kinds = [Blocks(Path(folder), large_pages=large) for large in (False, True)]
+        # The kinds take turns, so both see the same machine.
+        results = [measure(kinds, pause_s, args.rounds) for pause_s in PAUSES_S]
     rows = [
-        [f"{each.pause_s:g}", f"{each.read_s * 1e3:.1f}", f"{each.copy_s * 1e3:.1f}"]
-        for each in results
+        [f"{both[0].pause_s:g}", *(f"{s * 1e3:.1f}" for each in both for s in each.seconds)]
+        for both in results
     ]
-    print_table("46 MB (ms)", ["after a pause of s", "read", "copy"], rows)
-    write_json(args.json, {"machine": machine(), "results": [asdict(each) for each in results]})
+    columns = ["after a pause of s", "read", "copy", "read, large pages", "copy, large pages"]
+    print_table("46 MB (ms)", columns, rows)
+    flat = [asdict(each) for both in results for each in both]
+    write_json(args.json, {"machine": machine(), "results": flat})
     return 0
 
 
-def measure(blocks: Blocks, pause_s: float, rounds: int) -> Moved:
-    """Each way by itself."""
-    read_s = _median(blocks.read, pause_s, rounds)
-    return Moved(pause_s, read_s, _median(blocks.copy, pause_s, rounds))
-
-
-def _median(move: Callable[[], None], pause_s: float, rounds: int) -> float:
-    seconds = []
+def measure(kinds: Sequence[Blocks], pause_s: float, rounds: int) -> list[Moved]:
+    """Each kind of memory and each way by itself."""
+    seconds: dict[tuple[bool, str], list[float]] = {}
     for _ in range(rounds):
-        time.sleep(pause_s)
-        began = time.perf_counter()
-        move()
-        seconds.append(time.perf_counter() - began)
-    return Spread.of(seconds).median
+        for blocks in kinds:
+            for name, move in (("read", blocks.read), ("copy", blocks.copy)):
+                time.sleep(pause_s)
+                began = time.perf_counter()
+                move()
+                took = time.perf_counter() - began
+                seconds.setdefault((blocks.large_pages, name), []).append(took)
+    medians = {key: Spread.of(each).median for key, each in seconds.items()}
+    return [
+        Moved(large, pause_s, medians[large, "read"], medians[large, "copy"])
+        for large in (False, True)
+    ]
 
 
 if __name__ == "__main__":

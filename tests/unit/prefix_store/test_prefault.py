@@ -4,8 +4,44 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from prefix_store.mapping import LARGE_PAGE_BYTES, map_shared
 from prefix_store.prefault import prefault
+
+NUM_BYTES = 4 * LARGE_PAGE_BYTES
+
+
+@pytest.fixture
+def shared() -> Iterator[memoryview]:
+    """Memory that is there in small pages, as a file in memory is that was filled."""
+    fd = os.memfd_create("headstart-test-prefault")
+    os.posix_fallocate(fd, 0, NUM_BYTES)
+    view = map_shared(fd, NUM_BYTES)
+    os.close(fd)
+    yield view
+    view.release()
+
+
+def address_of(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def mapped_kib(address: int, field: str) -> int:
+    """What the kernel says of the mapping that begins there."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{address:x}-"))
+    return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1])
+
+
+def kernel_collapses() -> bool:
+    """Linux 6.1 or newer, with large pages built in."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    return release >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").is_dir()
 
 
 def test_it_ends_when_it_is_not_wanted_any_more() -> None:
@@ -25,3 +61,20 @@ def test_it_ends_when_it_is_not_wanted_any_more() -> None:
         assert memory[5] == 7
         del start
     assert asked == 1
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_everything_is_mapped_and_nothing_changes(shared: memoryview, huge: bool) -> None:
+    shared[:3], shared[-3:] = b"abc", b"xyz"
+    prefault(address_of(shared), NUM_BYTES, huge=huge)
+    assert mapped_kib(address_of(shared), "Rss") == NUM_BYTES // 1024
+    assert (bytes(shared[:3]), bytes(shared[-3:])) == (b"abc", b"xyz")
+    assert not any(shared[3:-3])
+
+
+@pytest.mark.skipif(not kernel_collapses(), reason="a kernel without MADV_COLLAPSE (Linux 6.1)")
+def test_small_pages_that_are_there_become_large_ones(shared: memoryview) -> None:
+    """Also where the machine gives shared memory none by itself. One of four may fail: the kernel
+    leaves pages alone that it is busy with."""
+    prefault(address_of(shared), NUM_BYTES, huge=True)
+    assert mapped_kib(address_of(shared), "ShmemPmdMapped") >= NUM_BYTES // 1024 * 3 // 4
