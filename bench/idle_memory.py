@@ -49,11 +49,8 @@ class Blocks:
         self._paths = [folder / str(i) for i in range(NUM_BLOCKS)]
         for path in self._paths:
             path.write_bytes(os.urandom(BLOCK_BYTES))
-        arena = Arena.create(NUM_BLOCKS * BLOCK_BYTES)
-        if large_pages:
-            arena.enlarge_pages()
-        else:
-            arena.populate()
+        arena = (Arena.create if large_pages else arena_of_small_pages)(NUM_BLOCKS * BLOCK_BYTES)
+        arena.populate()
         arena.close_descriptor()
         self._memory = arena.view
         self._target = bytearray(BLOCK_BYTES)
@@ -70,6 +67,13 @@ class Blocks:
 
     def _place(self, i: int) -> memoryview:
         return self._memory[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES]
+
+
+def arena_of_small_pages(num_bytes: int) -> Arena:
+    """As it is where the kernel does not put pages together."""
+    fd = os.memfd_create("bench")
+    os.posix_fallocate(fd, 0, num_bytes)
+    return Arena(fd, num_bytes)
 
 
 def main() -> int:

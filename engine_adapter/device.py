@@ -21,7 +21,7 @@ import torch
 
 from engine_adapter.base import EngineAdapterError
 from prefix_store.hashing import digest
-from prefix_store.prefault import prefault
+from prefix_store.prefault import prefault, use_large_pages
 
 
 class UnsupportedLayoutError(EngineAdapterError):
@@ -196,7 +196,8 @@ class HostMover:
 
     def adopt(self, arena: memoryview) -> None:
         # The KV cache, not the arena: the first load into each block would pay for its pages.
-        prefault(self._storage.data_ptr(), self._storage.nbytes(), huge=True)
+        use_large_pages(self._storage.data_ptr(), self._storage.nbytes())
+        prefault(self._storage.data_ptr(), self._storage.nbytes())
 
 
 class CudaMover:

@@ -11,13 +11,20 @@ import contextlib
 import ctypes
 import os
 
+from prefix_store.available_memory import available_bytes
 from prefix_store.base import StoreError
-from prefix_store.mapping import map_shared
-from prefix_store.prefault import prefault
+from prefix_store.mapping import LARGE_PAGE_BYTES, map_shared
+from prefix_store.prefault import prefault, use_large_pages
 
 
 class ArenaMemoryError(StoreError):
     """The machine does not have the memory that the arena was configured with."""
+
+    def __init__(self, num_bytes: int, reason: str) -> None:
+        super().__init__(
+            f"store.memory.capacity: {num_bytes / 2**30:.1f} GiB of shared memory cannot be had on "
+            f"this machine ({reason}); lower it"
+        )
 
 
 class Arena:
@@ -36,29 +43,30 @@ class Arena:
 
     @classmethod
     def create(cls, num_bytes: int) -> Arena:
-        """A new arena whose memory is really there. Raises ArenaMemoryError."""
+        """A new arena whose memory is really there, in large pages as far as the machine has them.
+        Takes about half a second for each GiB. Raises ArenaMemoryError."""
+        available = available_bytes()
+        if available is not None and num_bytes > available:
+            # The kernel would not refuse: it would end some process when nothing is left.
+            raise ArenaMemoryError(num_bytes, f"{available / 2**30:.1f} GiB are available")
         fd = os.memfd_create("headstart-arena", os.MFD_CLOEXEC)
+        os.ftruncate(fd, num_bytes)
+        arena = None
         try:
-            os.posix_fallocate(fd, 0, num_bytes)
+            arena = cls(fd, num_bytes)
+            arena._allocate()
         except OSError as error:
-            os.close(fd)
-            raise ArenaMemoryError(
-                f"store.memory.capacity: {num_bytes / 2**30:.1f} GiB of shared memory cannot be "
-                f"had on this machine ({error.strerror}); lower it"
-            ) from error
-        return cls(fd, num_bytes)
-
-    def enlarge_pages(self) -> None:
-        """Have the kernel keep the arena in large pages, where it can, and map them: memory that
-        was idle is then up to four times as fast to touch (`python -m bench.idle_memory`). For the
-        arena's owner; takes some seconds for each GiB. Ends when the arena is closed."""
-        self._prefault(huge=True)
+            if arena is not None:
+                arena.close()
+            raise ArenaMemoryError(num_bytes, error.strerror or str(error)) from error
+        return arena
 
     def populate(self) -> None:
         """Map every page now instead of at the first touch of each: a load that runs into thousands
-        of page faults takes twice as long. Takes about half a second for each GiB of small pages;
-        other threads go on. Ends when the arena is closed."""
-        self._prefault(huge=False)
+        of page faults takes twice as long. Takes half a second for each GiB of small pages; other
+        threads go on. Ends when the arena is closed."""
+        memory = ctypes.c_char.from_buffer(self.view)  # keeps it mapped
+        prefault(ctypes.addressof(memory), self.num_bytes, is_wanted=lambda: not self._is_closed)
 
     def close_descriptor(self) -> None:
         """The mapping stays until nobody refers to it any more: threads that still read it need no
@@ -74,11 +82,10 @@ class Arena:
         with contextlib.suppress(BufferError, ValueError):
             self.view.release()
 
-    def _prefault(self, *, huge: bool) -> None:
+    def _allocate(self) -> None:
+        # A page in each large one, so that the kernel has little to copy and clears the rest.
+        for start in range(0, self.num_bytes, LARGE_PAGE_BYTES):
+            os.posix_fallocate(self.fd, start, 1)
         memory = ctypes.c_char.from_buffer(self.view)
-        prefault(
-            ctypes.addressof(memory),
-            self.num_bytes,
-            huge=huge,
-            is_wanted=lambda: not self._is_closed,
-        )
+        use_large_pages(ctypes.addressof(memory), self.num_bytes)
+        os.posix_fallocate(self.fd, 0, self.num_bytes)

@@ -99,7 +99,7 @@ class StoreServer:
                 tasks.create_task(self._expire())
                 tasks.create_task(self._tiers.run())
                 tasks.create_task(self._accept(listener))
-                tasks.create_task(asyncio.to_thread(arena.enlarge_pages))
+                tasks.create_task(asyncio.to_thread(arena.populate))
                 if ready is not None:
                     ready()
         finally:

@@ -6,12 +6,12 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from large_pages import address_of, kernel_collapses, mapped_kib
 
 from prefix_store.mapping import LARGE_PAGE_BYTES, map_shared
-from prefix_store.prefault import prefault
+from prefix_store.prefault import prefault, use_large_pages
 
 NUM_BYTES = 4 * LARGE_PAGE_BYTES
 
@@ -25,23 +25,6 @@ def shared() -> Iterator[memoryview]:
     os.close(fd)
     yield view
     view.release()
-
-
-def address_of(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def mapped_kib(address: int, field: str) -> int:
-    """What the kernel says of the mapping that begins there."""
-    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-    next(line for line in lines if line.startswith(f"{address:x}-"))
-    return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1])
-
-
-def kernel_collapses() -> bool:
-    """Linux 6.1 or newer, with large pages built in."""
-    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    return release >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").is_dir()
 
 
 def test_it_ends_when_it_is_not_wanted_any_more() -> None:
@@ -63,11 +46,13 @@ def test_it_ends_when_it_is_not_wanted_any_more() -> None:
     assert asked == 1
 
 
-@pytest.mark.parametrize("huge", [False, True])
-def test_everything_is_mapped_and_nothing_changes(shared: memoryview, huge: bool) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_everything_is_mapped_and_nothing_changes(shared: memoryview, large: bool) -> None:
     shared[:3], shared[-3:] = b"abc", b"xyz"
-    prefault(address_of(shared), NUM_BYTES, huge=huge)
-    assert mapped_kib(address_of(shared), "Rss") == NUM_BYTES // 1024
+    if large:
+        use_large_pages(address_of(shared), NUM_BYTES)
+    prefault(address_of(shared), NUM_BYTES)
+    assert mapped_kib(shared, "Rss") == NUM_BYTES // 1024
     assert (bytes(shared[:3]), bytes(shared[-3:])) == (b"abc", b"xyz")
     assert not any(shared[3:-3])
 
@@ -76,5 +61,5 @@ def test_everything_is_mapped_and_nothing_changes(shared: memoryview, huge: bool
 def test_small_pages_that_are_there_become_large_ones(shared: memoryview) -> None:
     """Also where the machine gives shared memory none by itself. One of four may fail: the kernel
     leaves pages alone that it is busy with."""
-    prefault(address_of(shared), NUM_BYTES, huge=True)
-    assert mapped_kib(address_of(shared), "ShmemPmdMapped") >= NUM_BYTES // 1024 * 3 // 4
+    use_large_pages(address_of(shared), NUM_BYTES)
+    assert mapped_kib(shared, "ShmemPmdMapped") >= NUM_BYTES // 1024 * 3 // 4
