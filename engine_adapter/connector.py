@@ -133,10 +133,13 @@ class HeadstartConnector(KVConnectorBase_V1):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._identity
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        # Here and not where loads start: vLLM starts them when the step has been computed.
+        self._in_worker().begin(self._orders().work)
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        orders = self._orders()
-        self._in_worker().start_loads(orders.loads)
-        self._in_worker().begin(orders.work)
+        self._in_worker().start_loads(self._orders().loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return

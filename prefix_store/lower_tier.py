@@ -27,6 +27,9 @@ from prefix_store.tier_events import Announced, removed_event, stored_events
 
 logger = logging.getLogger(__name__)
 
+PROBE_BYTES = 2 * 1024**2
+"""About what a probe reads: a run of blocks, and little for a slow link."""
+
 
 @dataclass(slots=True)
 class LowerCounters(TierCounters):
@@ -252,11 +255,18 @@ class LowerTier:
         return seconds if seconds is not None else self.writes.seconds(num_bytes)
 
     async def probe(self) -> None:
-        """Read a block, only to see how fast that is now."""
-        node = self._index.newest()
-        if node is not None:
-            buffer = memoryview(bytearray(node.value.record_bytes))
-            await self.read([node.hash], [buffer])
+        """Read some blocks, only to see how fast that is now: of one alone most of the time would
+        be what a run of them takes once."""
+        newest = self._index.newest()
+        if newest is None:
+            return
+        nodes, num_bytes = [newest], newest.value.record_bytes
+        while num_bytes < PROBE_BYTES and (above := nodes[-1].parent) is not None:
+            nodes.append(above)
+            num_bytes += above.value.record_bytes
+        nodes.reverse()
+        buffers = [memoryview(bytearray(node.value.record_bytes)) for node in nodes]
+        await self.read([node.hash for node in nodes], buffers)
 
     def visible(self) -> list[Node[KeptBlock]]:
         """All blocks of the catalogue, parents first."""

@@ -12,7 +12,7 @@ from faulty_backend import EXTRA_BYTES, FaultyBackend
 from policies.access import Access
 from policies.admission import ADMIT_ALL, all_of
 from policies.eviction import LruEviction
-from prefix_store import events
+from prefix_store import events, lower_tier
 from prefix_store.base import BlockHash
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.lower_tier import LowerTier, LowerTierSettings, Offer
@@ -110,6 +110,30 @@ async def test_an_outage_costs_a_shared_tier_none_of_its_blocks() -> None:
     assert below.has(chain) == 4
     assert await below.read(chain.hashes) == 4
     below.check()
+
+
+@pytest.mark.parametrize("probe_bytes", [1, 2 * RECORD_BYTES, 100 * RECORD_BYTES])
+async def test_a_probe_reads_the_end_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, probe_bytes: int
+) -> None:
+    """One block alone would make a tier look as slow as its first block is."""
+    monkeypatch.setattr(lower_tier, "PROBE_BYTES", probe_bytes)
+    below = Below(5)
+    chain = Chain(1, 4)
+    await below.tier.start()
+    await below.tier.keep(chain.offers(), Access())
+    await below.tier.probe()
+    wanted = min(len(chain.hashes), -(-probe_bytes // RECORD_BYTES))
+    assert below.tier.counters.bytes_read == wanted * RECORD_BYTES
+    assert below.tier.load_s(1) is not None
+    below.check()
+
+
+async def test_a_probe_of_an_empty_tier_does_nothing() -> None:
+    below = Below(5)
+    await below.tier.start()
+    await below.tier.probe()
+    assert below.tier.counters.bytes_read == 0
 
 
 async def test_what_a_shared_tier_has_lost_leaves_the_catalogue() -> None:
