@@ -53,6 +53,10 @@ logger = init_logger("vllm.headstart")
 TESTED_VLLM = ("0.32.",)
 FIRST_TRY_S = 2.0
 
+IDLE_WAIT_S = 0.005
+"""An engine whose requests all wait for loads asks for them without a pause, and takes the
+processor from those that copy. A request that comes meanwhile waits so long at most."""
+
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
@@ -158,7 +162,8 @@ class HeadstartConnector(KVConnectorBase_V1):
         self._in_worker().save(self._orders().saves)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = self._in_worker().take_results()
+        patience_s = IDLE_WAIT_S if self._orders().is_idle else 0.0
+        results = self._in_worker().take_results(patience_s)
         for result in results:
             self._failed_block_ids.update(result.failed_block_ids)
         return KVConnectorTransferResults(

@@ -70,3 +70,5 @@ class Orders:
     saves: list[SaveOrder] = field(default_factory=list)
     work: StepWork | None = None
     """None: nothing that is worth timing."""
+    is_idle: bool = False
+    """The step computes nothing: all requests wait."""

@@ -158,8 +158,9 @@ class SchedulerHalf:
         """Loads decided since the last step, and saves of the blocks that this step completes."""
         saves: list[SaveOrder] = []
         blocks = output.kv_connector_block_state
+        is_idle = not output.num_scheduled_tokens
         if self._link.client() is None or self._shape is None or blocks is None:
-            return Orders(self.take_loads(), saves)
+            return Orders(self.take_loads(), saves, is_idle=is_idle)
         for request_id, num_scheduled in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or tracked.num_saved is None:
@@ -175,7 +176,7 @@ class SchedulerHalf:
             # Block 0 is vLLM's placeholder for blocks that are not kept.
             if block_ids is not None and 0 not in block_ids[0][tracked.num_saved : num_full]:
                 saves.append(self._save_order(tracked, num_full, block_ids[0]))
-        return Orders(self.take_loads(), saves, self._step_work(output))
+        return Orders(self.take_loads(), saves, self._step_work(output), is_idle)
 
     def _adapter_changed(self, tracked: _Tracked) -> bool:
         """Since the request began, so that this step may have computed with the new one."""

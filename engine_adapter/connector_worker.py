@@ -122,6 +122,7 @@ class WorkerHalf:
         self._sealing = threading.BoundedSemaphore(MAX_SEALING)
         self._short_turns = _ShortTurns()
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
+        self._num_loading = 0
 
     def register(
         self, kv_caches: Mapping[str, torch.Tensor], num_blocks: int, block_size: int
@@ -142,6 +143,7 @@ class WorkerHalf:
         for order in orders:
             waits = order.num_in_memory < len(order.offsets)
             (self._waiters if waits else self._loader).submit(self._load, order)
+        self._num_loading += len(orders)
 
     def begin(self, work: StepWork | None) -> None:
         """A step begins; called in the engine's thread."""
@@ -156,14 +158,17 @@ class WorkerHalf:
             ended = self._mover.stamp()
             self._sealer.submit(self._guarded, self._tell_time, client, step, ended)
 
-    def take_results(self) -> list[LoadResult]:
-        """Loads that ended since the last call."""
-        results = []
-        while True:
-            try:
+    def take_results(self, patience_s: float = 0.0) -> list[LoadResult]:
+        """Loads that ended since the last call. Where none has, but some are under way, it waits
+        for the next one as long as that; called in the engine's thread."""
+        results: list[LoadResult] = []
+        with contextlib.suppress(queue.Empty):
+            if self._num_loading and patience_s:
+                results.append(self._results.get(timeout=patience_s))
+            while True:
                 results.append(self._results.get_nowait())
-            except queue.Empty:
-                return results
+        self._num_loading -= len(results)
+        return results
 
     def save(self, orders: list[SaveOrder]) -> None:
         """Copy what this step completed; called in the engine's thread."""

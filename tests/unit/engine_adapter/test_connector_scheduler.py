@@ -154,6 +154,15 @@ def test_a_load_order_names_blocks_records_and_lease(setting: Any) -> None:
     assert setting.half.orders(FakeStep({}, [])).loads == []
 
 
+def test_a_step_that_computes_nothing_says_so(setting: Any, tmp_path: Path) -> None:
+    """With a store and without one."""
+    link = StoreLink(tmp_path / "none", "engine-0/scheduler")
+    for half in (setting.half, SchedulerHalf(link, 4, FakeAdapters())):
+        assert half.orders(FakeStep({}, [])).is_idle
+        assert not half.orders(FakeStep({"a": 1}, [0])).is_idle
+    link.close()
+
+
 def test_other_salts_and_images_are_misses(setting: Any) -> None:
     """What is not keyed by these token ids and this salt alone is not loaded."""
     assert setting.half.num_matched_tokens(FakeRequest("a", list(range(17)), "other"), 0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -132,6 +133,37 @@ def test_offsets_of_another_store_are_not_touched(setting: Setting) -> None:
     setting.await_stats(lambda stats: stats.loads_failed == 1)
     # A lease of the same number at this store belongs to another request.
     assert setting.client.stats().leases == 1
+
+
+def test_whoever_has_nothing_else_to_do_waits_for_a_load(setting: Setting) -> None:
+    """As long as it is told, and no longer than the load; not at all when none is under way."""
+    setting.save()
+    half = setting.two.half
+    assert half.take_results(60.0) == []
+    with hold_copies(setting.two) as go_on:
+        half.start_loads([setting.order()])
+        assert half.take_results() == half.take_results(0.01) == []
+        threading.Timer(0.05, go_on.set).start()
+        assert half.take_results(60.0) == [LoadResult("b", [])]
+    assert half.take_results(60.0) == []
+
+
+@contextlib.contextmanager
+def hold_copies(engine: Engine) -> Iterator[threading.Event]:
+    """Copies into the engine begin when the event is set."""
+    mover, go_on = engine.half._mover, threading.Event()
+    scatter = mover.scatter
+
+    def wait_and_scatter(*args: Any) -> Any:
+        go_on.wait()
+        return scatter(*args)
+
+    mover.scatter = wait_and_scatter
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+        del mover.scatter
 
 
 def test_a_copy_that_fails_costs_neither_the_engine_nor_the_store_anything(
