@@ -30,7 +30,8 @@ class LoadDecision:
 
     num_blocks: int
     give_up_s: float | None = None
-    """What has not come by then is computed. None: no limit but the lease."""
+    """What has not come by then is computed, and earlier where it comes far too slowly. None: no
+    limit but the lease."""
 
 
 class AlwaysLoading(Settings):

@@ -18,6 +18,7 @@ from policies.access import Access
 from prefix_store.backend import KeptBlock
 from prefix_store.base import BlockHash
 from prefix_store.extents import Extent
+from prefix_store.load_limit import LoadLimit
 from prefix_store.lower_tier import LowerTier
 from prefix_store.memory_tier import MemoryTier
 from prefix_store.reservations import Place
@@ -162,6 +163,7 @@ class Promotions:
         give_up_s: float | None,
     ) -> None:
         num_settled = 0
+        limit = LoadLimit(give_up_s)
 
         def arrived(kept: Sequence[KeptBlock]) -> None:
             nonlocal num_settled
@@ -170,11 +172,13 @@ class Promotions:
             for coming in there:
                 self._settle(coming)
                 num_settled += 1
+            limit.note(num_settled / len(blocks))
 
         try:
-            async with asyncio.timeout(give_up_s):
+            async with limit.timeout:
                 if before is not None:
                     await before.settled.wait()
+                limit.begin()
                 for tier, group in itertools.groupby(blocks, lambda coming: coming.tier):
                     run = list(group)
                     views = [self._view_of(coming.place) for coming in run]
@@ -182,7 +186,7 @@ class Promotions:
                     if None in kept:
                         return
         except TimeoutError:
-            logger.info("a load took longer than computing would; the rest is computed")
+            logger.info("a load takes longer than computing would; the rest is computed")
         except Exception:
             # The outermost boundary of this task: what did not arrive is computed.
             logger.exception("a load from below memory failed")

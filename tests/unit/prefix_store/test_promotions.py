@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from faulty_backend import FaultyBackend
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.access import NO_ACCESS
 from policies.admission import ADMIT_ALL, all_of
 from policies.base import MIB
 from policies.config import MemoryTierConfig
 from policies.eviction import LruEviction
-from prefix_store import events
+from prefix_store import events, load_limit
 from prefix_store.hashing import as_token_ids, extend_chain, routing_root
 from prefix_store.lower_tier import LowerTier, LowerTierSettings, Offer
 from prefix_store.memory_tier import RESERVATION_S, MemoryTier
@@ -122,6 +125,26 @@ async def test_a_load_that_is_given_up_leaves_no_reservation() -> None:
     assert up.memory.reserved_bytes == 0
     up.memory.release(lease)
     assert up.memory.free_bytes == up.memory.capacity_bytes
+
+
+async def test_a_load_of_which_nothing_comes_does_not_get_all_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request would wait for nothing, and compute everything afterwards."""
+    monkeypatch.setattr(load_limit, "PATIENCE", 0.0)
+    up = Upstairs()
+    await up.start()
+    up.backend.gate = asyncio.Event()
+    assert await up.settle(up.begin(give_up_s=3600.0)) == 0
+    assert up.memory.reserved_bytes == 0
+
+
+@given(part=st.floats(0.0, 1.0))
+def test_a_load_that_is_on_time_is_never_given_up(part: float) -> None:
+    """After any part of its time, when so much has come; not at half the pace either."""
+    assert load_limit.allowed(part) >= part
+    assert load_limit.allowed(part / 2) >= part
+    assert load_limit.PATIENCE <= load_limit.allowed(part) <= 1.0
 
 
 async def test_a_block_that_is_lost_below_ends_the_run() -> None:
