@@ -191,9 +191,8 @@ def _environment(model_dir: Path, platform: Platform, options: LaunchOptions) ->
         # Eager mode still compiles a few functions at their first use: seconds in the first
         # requests of every engine process, and a C++ compiler that nothing else needs.
         env["TORCHDYNAMO_DISABLE"] = "1"
-        # Weights, KV and activations in large pages: each step reads all weights, and after a pause
-        # small pages are slow to find again. torch's own setting holds for other allocators too.
-        env["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        # torch's larger tensors, such as KV and the embedding, in large pages: after a pause small
+        # ones are slow to find again.
         env["THP_MEM_ALLOC_ENABLE"] = "1"
     if model_dir.is_absolute():
         env["HF_HUB_OFFLINE"] = "1"

@@ -212,7 +212,6 @@ def test_environment_is_offline_and_silent() -> None:
         "DO_NOT_TRACK": "1",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
         "TORCHDYNAMO_DISABLE": "1",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "THP_MEM_ALLOC_ENABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
