@@ -28,7 +28,9 @@ from prefix_store.tier_events import Announced, removed_event, stored_events
 logger = logging.getLogger(__name__)
 
 PROBE_BYTES = 2 * 1024**2
-"""About what a probe reads: a run of blocks, and little for a slow link."""
+PROBE_S = 0.1
+"""About what a probe reads, a run of blocks: so many bytes, or what the tier gives in such a time
+if that is less. On a slow link others would wait for more."""
 
 
 @dataclass(slots=True)
@@ -260,8 +262,10 @@ class LowerTier:
         newest = self._index.newest()
         if newest is None:
             return
+        rate = self.reads.bytes_per_s or self.writes.bytes_per_s
+        enough = min(PROBE_BYTES, PROBE_S * rate) if rate else PROBE_BYTES
         nodes, num_bytes = [newest], newest.value.record_bytes
-        while num_bytes < PROBE_BYTES and (above := nodes[-1].parent) is not None:
+        while num_bytes < enough and (above := nodes[-1].parent) is not None:
             nodes.append(above)
             num_bytes += above.value.record_bytes
         nodes.reverse()

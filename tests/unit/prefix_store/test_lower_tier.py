@@ -122,11 +122,22 @@ async def test_a_probe_reads_the_end_of_a_run(
     chain = Chain(1, 4)
     await below.tier.start()
     await below.tier.keep(chain.offers(), Access())
+    below.tier.reads.observe(10**12, 1.0)
     await below.tier.probe()
     wanted = min(len(chain.hashes), -(-probe_bytes // RECORD_BYTES))
     assert below.tier.counters.bytes_read == wanted * RECORD_BYTES
     assert below.tier.load_s(1) is not None
     below.check()
+
+
+async def test_a_probe_of_a_slow_tier_reads_little() -> None:
+    """Whoever looks something up waits behind it."""
+    below = Below(5)
+    await below.tier.start()
+    await below.tier.keep(Chain(1, 4).offers(), Access())
+    below.tier.reads.observe(RECORD_BYTES, lower_tier.PROBE_S)  # a block in the time of a probe
+    await below.tier.probe()
+    assert below.tier.counters.bytes_read == RECORD_BYTES
 
 
 async def test_a_probe_of_an_empty_tier_does_nothing() -> None:
