@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from large_pages import address_of
 
 from prefix_store.mapping import LARGE_PAGE_BYTES, map_shared
 
@@ -23,10 +23,6 @@ def fd() -> Iterator[int]:
 
 def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("headstart-test-mapping")
-
-
-def address_of(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 @pytest.mark.parametrize(
